@@ -1,0 +1,247 @@
+"""How much memory a rank needs in one step, by kind, and when it needs most.
+
+Counted as the executor runs the program: parameters, optimizer state, buffers and constants are
+held throughout; a microbatch's inputs as long as it runs; gradients are added up in accumulators
+when there are several microbatches; the update finishes one parameter after the other and writes in place.
+Work space inside ops and the allocator's reserve are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from meshwright.compiler.analysis.storage import Storage, last_reads, storages
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.program import Value, annotation
+from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
+
+KINDS = (
+    "parameters",
+    "optimizer state",
+    "buffers",
+    "constants",
+    "gradients",
+    "batch",
+    "gathered parameters",
+    "activations",
+    "temporaries",
+)
+_INPUT = {
+    "parameter": "parameters",
+    "state": "optimizer state",
+    "buffer": "buffers",
+    "constant": "constants",
+    "gradient": "gradients",
+}
+_HELD = ("parameter", "state", "buffer", "constant")
+_REDUCE = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in a step: the node that is being computed."""
+
+    graph: str
+    node: str
+    phase: str = ""
+    block: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on every rank (all ranks hold the same sizes, padding included)."""
+
+    peak: int
+    at: Moment
+    by_kind: Mapping[str, int]
+    """What the peak consists of."""
+    most: Mapping[str, int]
+    """The most that each kind comes to at any moment."""
+    by_graph: Mapping[str, int]
+    """The peak within each graph."""
+
+
+@dataclass
+class _Meter:
+    """Keeps the peak while the graphs are walked through."""
+
+    peak: int = -1
+    at: Moment = field(default_factory=lambda: Moment("", ""))
+    by_kind: dict[str, int] = field(default_factory=dict)
+    most: Counter[str] = field(default_factory=Counter)
+    by_graph: Counter[str] = field(default_factory=Counter)
+
+    def measure(self, live: Counter[str], moment: Moment) -> None:
+        total = live.total()
+        self.by_graph[moment.graph] = max(self.by_graph[moment.graph], total)
+        self.most |= live
+        if total > self.peak:
+            self.peak, self.at, self.by_kind = total, moment, {k: live[k] for k in KINDS if live[k]}
+
+
+def memory(rank_program: RankProgram) -> Memory:
+    """The memory of a rank over one step."""
+    meter = _Meter()
+    held = _held(rank_program)
+    prologue, micro, update = rank_program.prologue, rank_program.micro, rank_program.update
+    _walk(prologue, "prologue", _nodes(prologue), held, meter, keep=lambda value: True)
+    during = held + Counter({"batch": _bytes_of(prologue, "output", ("prologue",))})
+    if rank_program.plan.microbatches > 1:
+        during["gradients"] += _accumulators(rank_program)
+    _walk(micro, "micro", _nodes(micro), during, meter, keep=lambda value: True)
+    _walk(update, "update", in_turn(update), held, meter, keep=lambda value: value.kind not in ("parameter", "state"))
+    return Memory(
+        meter.peak, meter.at, meter.by_kind, {k: meter.most[k] for k in KINDS if meter.most[k]}, meter.by_graph
+    )
+
+
+def in_turn(graph: LocalGraph) -> list[fx.Node]:
+    """The nodes of ``update`` in the order that finishes one parameter, with its state, after the other."""
+    nodes = _nodes(graph)
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    outputs = _roles(graph)[1]
+    mutable = [v for v in outputs if v.kind in ("parameter", "state")]
+    turns: dict[str, list[Value]] = {}
+    for value in sorted(mutable, key=lambda v: v.kind, reverse=True):
+        turns.setdefault(value.name.partition("/")[0], []).append(value)
+    goals = [v for v in outputs if v not in mutable] + [v for group in turns.values() for v in group]
+    done = dict.fromkeys(inputs)
+    for goal in goals:
+        stack = [outputs[goal]] if isinstance(outputs[goal], fx.Node) else []
+        while stack:
+            node = stack[-1]
+            missing = [n for n in node.all_input_nodes if n not in done]
+            if node in done or not missing:
+                done.setdefault(stack.pop())
+            else:
+                stack.extend(reversed(missing))
+    return list(done)
+
+
+def _walk(
+    graph: LocalGraph,
+    name: str,
+    order: list[fx.Node],
+    held: Counter[str],
+    meter: _Meter,
+    keep: Callable[[Value], bool],
+) -> None:
+    """Go through a graph and measure what lives at every node. ``keep`` says which outputs live to the end."""
+    inputs, outputs = _roles(graph)
+    owned = storages(order)
+    last = last_reads(order, owned)
+    for value, node in outputs.items():
+        for storage in owned.get(node, ()) if keep(value) else ():
+            last[storage] = len(order)
+    kind = _kinds(order, owned, inputs, outputs)
+    # the caller holds the inputs of prologue and micro; update's are released one by one
+    for node, value in inputs.items():
+        for storage in owned[node]:
+            if name != "update" or value.kind != "gradient":
+                last[storage] = len(order)
+    live = Counter(held)
+    freed: dict[int, list[Storage]] = {}
+    for storage, position in last.items():
+        freed.setdefault(position, []).append(storage)
+    counted = {s for n, v in inputs.items() if v.kind in _HELD for s in owned[n]}
+    for node, value in inputs.items():
+        live.update({kind[s]: s.bytes for s in owned[node] if value.kind not in _HELD})
+    for position, node in enumerate(order):
+        if node.op != "placeholder":
+            live.update(_sizes((s for s in owned[node] if s.node is node), kind))
+        note = annotation(node)
+        meter.measure(live, Moment(name, node.name, note.phase, note.block))
+        live.subtract(_sizes((s for s in freed.get(position, ()) if s not in counted), kind))
+
+
+def _sizes(found: Iterable[Storage], kind: Mapping[Storage, str]) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for storage in found:
+        sizes[kind[storage]] += storage.bytes
+    return sizes
+
+
+def _kinds(
+    order: list[fx.Node],
+    owned: Mapping[fx.Node, tuple[Storage, ...]],
+    inputs: Mapping[fx.Node, Value],
+    outputs: Mapping[Value, object],
+) -> dict[Storage, str]:
+    gradients = {s for v, n in outputs.items() if v.kind == "gradient" and isinstance(n, fx.Node) for s in owned[n]}
+    weights: set[fx.Node] = set()  # parameters, and what is nothing but a copy of one
+    kinds: dict[Storage, str] = {}
+    for node in order:
+        if node in inputs:
+            own = _INPUT.get(inputs[node].kind, "batch")
+            if inputs[node].kind == "parameter":
+                weights.add(node)
+        elif node.target is collectives.all_gather and node.args[0] in weights:
+            own = "gathered parameters"
+            weights.add(node)
+        else:
+            own = "activations" if annotation(node).phase == "forward" else "temporaries"
+            if len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in weights and _copies(node):
+                weights.add(node)
+                own = "gathered parameters" if own == "activations" else own
+        for storage in owned.get(node, ()):
+            if storage.node is node:
+                kinds[storage] = "gradients" if storage in gradients and node not in inputs else own
+    return kinds
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether a node only views or casts its operand."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = node.target._schema.name
+    return name in ("aten::_to_copy", "aten::clone", "aten::_unsafe_view") or any(
+        r.alias_info is not None for r in node.target._schema.returns
+    )
+
+
+def _held(rank_program: RankProgram) -> Counter[str]:
+    """What a rank holds throughout; each tensor once, however many graphs read it."""
+    seen: dict[Value, int] = {}
+    for graph in (rank_program.prologue, rank_program.micro, rank_program.update):
+        inputs, _ = _roles(graph)
+        owned = storages(inputs)
+        for node, value in inputs.items():
+            if value.kind in _HELD:
+                seen[value] = max(seen.get(value, 0), sum(s.bytes for s in owned[node]))
+    held: Counter[str] = Counter()
+    for value, size in seen.items():
+        held[_INPUT[value.kind]] += size
+    return held
+
+
+def _accumulators(rank_program: RankProgram) -> int:
+    """The bytes of the gradient accumulators, in the dtype of reduction or a wider one."""
+    least = _REDUCE[rank_program.plan.precision.reduce]
+    total = 0
+    for value, node in _roles(rank_program.micro)[1].items():
+        if value.kind == "gradient" and isinstance(node, fx.Node) and (dtype := annotation(node).dtype):
+            total += int(torch.Size(annotation(node).shape).numel()) * max(least, dtype.itemsize)
+    return total
+
+
+def _bytes_of(graph: LocalGraph, side: str, kinds: tuple[str, ...]) -> int:
+    inputs, outputs = _roles(graph)
+    owned = storages(_nodes(graph))
+    nodes = [n for n, v in inputs.items() if v.kind in kinds] if side == "input" else []
+    nodes += [n for v, n in outputs.items() if v.kind in kinds and isinstance(n, fx.Node)] if side == "output" else []
+    return sum(s.bytes for s in {s for n in nodes for s in owned[n]})
+
+
+def _nodes(graph: LocalGraph) -> list[fx.Node]:
+    return [n for n in graph.module.graph.nodes if n.op != "output"]
+
+
+def _roles(graph: LocalGraph) -> tuple[dict[fx.Node, Value], dict[Value, object]]:
+    nodes = list(graph.module.graph.nodes)
+    inputs = dict(zip((n for n in nodes if n.op == "placeholder"), graph.signature.inputs, strict=True))
+    return inputs, dict(zip(graph.signature.outputs, nodes[-1].args[0], strict=True))

@@ -1,0 +1,107 @@
+"""Errors that reach a user: a code, the place, what is wrong, and one action to take.
+
+Every fault of the input is raised as :class:`MeshwrightError`, which carries one or more
+:class:`Diagnostic`. A command prints them and exits with 1; no traceback reaches a user.
+A fault of Meshwright itself is an :class:`InternalError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Span:
+    """A place in a text file. ``line`` and ``column`` count from 1; ``text`` is the whole line."""
+
+    file: str
+    line: int
+    column: int
+    length: int = 1
+    text: str = ""
+
+    def render(self) -> str:
+        head = f"  --> {self.file}:{self.line}:{self.column}"
+        if not self.text:
+            return head
+        number = str(self.line)
+        gutter = " " * len(number)
+        text = self.text.rstrip("\n").replace("\t", " ")
+        caret = " " * (self.column - 1) + "^" * max(1, min(self.length, len(text) - self.column + 1))
+        return f"{head}\n {gutter} |\n {number} | {text}\n {gutter} | {caret}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node of a traced program comes from: module path, user file and line, source line."""
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    text: str = ""
+
+    def render(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else "the captured program"
+        head = f"  --> {place}" + (f" (in module '{self.module}')" if self.module else "")
+        return head + (f"\n      {self.text}" if self.text else "")
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding. ``code`` is ``E0301`` or ``W0101``; ``action`` is one thing to do about it."""
+
+    code: str
+    message: str
+    place: Span | Origin | None = None
+    action: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def render(self) -> str:
+        kind = "warning" if self.code.startswith("W") else "error"
+        lines = [f"{kind}[{self.code}]: {self.message}"]
+        if self.place is not None:
+            lines.append(self.place.render())
+        lines.extend(f"  = note: {note}" for note in self.notes)
+        if self.action:
+            lines.append(f"  = help: {self.action}")
+        return "\n".join(lines)
+
+
+class MeshwrightError(Exception):
+    """A fault of the input, told as diagnostics."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("\n".join(d.render() for d in diagnostics))
+        self.diagnostics = diagnostics
+
+
+class InternalError(Exception):
+    """A fault of Meshwright: names the pass; the command line leaves a file that reproduces it."""
+
+
+def error(
+    code: str,
+    message: str,
+    place: Span | Origin | None = None,
+    action: str = "",
+    notes: Iterable[str] = (),
+) -> MeshwrightError:
+    """A :class:`MeshwrightError` of one diagnostic, to be raised by the caller."""
+    return MeshwrightError(Diagnostic(code, message, place, action, tuple(notes)))
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``name``, or None when nothing is near."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` or the list of what is known."""
+    names = sorted(known)
+    found = nearest(name, names)
+    if found:
+        return f"did you mean '{found}'?"
+    return "known: " + ", ".join(names) if names else ""

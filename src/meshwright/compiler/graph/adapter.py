@@ -1,0 +1,102 @@
+"""The one module that touches private parts of torch for tracing: when torch moves them, this file changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from meshwright.compiler.graph.fake import fake_mode
+
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "compiling",
+    "functionalized",
+    "is_mutable",
+    "is_random",
+    "lifted_constants",
+    "trace",
+    "traced_graph",
+    "without_export_chatter",
+]
+
+
+def trace(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
+    """The ATen graph of ``function`` on fake tensors, below autograd: ``torch.autograd.grad`` may be called in it."""
+    with fake_mode():
+        made = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
+    assert isinstance(made, fx.GraphModule)
+    return made
+
+
+def traced_graph() -> fx.Graph:
+    """The graph that :func:`trace` is building, to be called from within the traced function."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no trace is running"
+    graph = mode.tracer.graph
+    assert isinstance(graph, fx.Graph)
+    return graph
+
+
+def functionalized(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with every write into a tensor replaced by a new tensor."""
+    made: Callable[..., Any] = torch.func.functionalize(function, remove="mutations")
+    return made
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Make ``torch.compiler.is_compiling()`` true: torch's optimizers then keep their step counters as tensors
+    instead of calling ``.item()``, and skip the checks of where those tensors live."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def is_mutable(target: Any) -> bool:
+    """Whether the op writes into one of its arguments."""
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def is_random(target: Any) -> bool:
+    """Whether the op draws from torch's global generator."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def lifted_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The real tensors that a trace met and keeps as attributes, by attribute name."""
+    found: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target), None)
+            if isinstance(value, torch.Tensor):
+                found[str(node.target)] = value
+    return found
+
+
+@contextlib.contextmanager
+def without_export_chatter() -> Iterator[None]:
+    """Export logs what it then raises; the diagnostic says it once and in the user's terms."""
+    import logging
+    import warnings
+
+    names = ("torch.export", "torch._export", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

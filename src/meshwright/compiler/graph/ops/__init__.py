@@ -1,0 +1,13 @@
+"""Meshwright's own ops, ``torch.ops.meshwright.*``: importing this package registers all of them.
+
+They are few, and each exists because the ATen form hides what a partitioner must know: which
+dims a contraction sums (``einsum``), which element of the whole tensor a random number belongs
+to (``dropout``), which rows of a table a shard holds (``embedding``, ``cross_entropy_backward``,
+``pick``), and that an attention is causal (``attention``).
+"""
+
+from __future__ import annotations
+
+from meshwright.compiler.graph.ops import attention, contraction, lookup, loss, random
+
+__all__ = ["attention", "contraction", "lookup", "loss", "random"]

@@ -1,0 +1,118 @@
+"""Join small collectives of one block into one message.
+
+A collective has a latency whatever it carries, so the weights of a block are gathered together where
+the first of them is needed, and sums are paid together where the last of them is ready. The numbers
+stay the same bit for bit, but for the order in which an all-reduce may add its ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.mesh import Mesh, Segment
+
+BYTES = 32 * 2**20
+"""The most that one message carries, of local bytes: enough to hide the latency, little beside a block."""
+
+_EARLY = {collectives.all_gather}
+"""Placed where the first member stands; the others where the last one stands."""
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What the members of a bucket have in common."""
+
+    target: Any
+    axes: tuple[str, ...]
+    reduction: str
+    dtype: Any
+    where: tuple[str, str]
+
+
+def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
+    """The same graph with collectives of one kind, block and phase joined. Needs shapes in ``meta["val"]``."""
+    graph = local.module.graph
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    groups: dict[_Key, list[fx.Node]] = {}
+    for node in graph.nodes:
+        key = _key(node, mesh)
+        if key is not None:
+            groups.setdefault(key, []).append(node)
+    for key, nodes in groups.items():
+        for members in _buckets(nodes, order, key.target in _EARLY, limit):
+            if len(members) > 1:
+                _join(graph, key, members)
+    graph.lint()
+    local.module.recompile()
+    return local
+
+
+def _key(node: fx.Node, mesh: Mesh) -> _Key | None:
+    if node.target not in (collectives.all_gather, collectives.reduce_scatter, collectives.all_reduce):
+        return None
+    note = annotation(node)
+    source = node.all_input_nodes[0]
+    where = (note.phase, note.block)
+    dtype = source.meta["val"].dtype
+    if node.target is collectives.all_reduce:
+        axes, reduction = node.args[1], node.args[2]
+        return None if reduction == "logsumexp" else _Key(node.target, axes, str(reduction), dtype, where)  # type: ignore[arg-type]
+    dim, axes = node.args[1], node.args[2]
+    size = node.args[3] if node.target is collectives.all_gather else source.meta["val"].shape[dim]
+    if len(axes) > 1 and Segment(size, axes).padded(mesh):  # type: ignore[arg-type]
+        return None
+    return _Key(node.target, axes, "", dtype, where)  # type: ignore[arg-type]
+
+
+def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit: int) -> Iterator[list[fx.Node]]:
+    """Cut a list of like collectives into runs that may stand at one place and fit in one message."""
+    members: list[fx.Node] = []
+    size = 0.0
+    for node in nodes:
+        value = node.all_input_nodes[0].meta["val"]
+        bytes_ = value.numel() * value.dtype.itemsize
+        if early:
+            fits = not members or order[node.all_input_nodes[0]] < order[members[0]]
+        else:
+            fits = all(order[user] > order[node] for m in members for user in m.users)
+        if members and (not fits or size + bytes_ > limit):
+            yield members
+            members, size = [], 0.0
+        members.append(node)
+        size += bytes_
+    if members:
+        yield members
+
+
+def _join(graph: fx.Graph, key: _Key, members: list[fx.Node]) -> None:
+    inputs = [m.all_input_nodes[0] for m in members]
+    place = members[0] if key.target in _EARLY else members[-1]
+    with graph.inserting_before(place):
+        if key.target is collectives.all_gather:
+            args: tuple[Any, ...] = (inputs, [m.args[1] for m in members], key.axes, [m.args[3] for m in members])
+            made = graph.call_function(collectives.all_gather_many, args)
+        elif key.target is collectives.reduce_scatter:
+            made = graph.call_function(collectives.reduce_scatter_many, (inputs, [m.args[1] for m in members], key.axes))
+        else:
+            made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction))
+        made.meta = {"meshwright": replace(annotation(members[0]), shape=(), sharding=None)}
+        for i, member in enumerate(members):
+            item = graph.call_function(operator.getitem, (made, i))
+            item.meta = dict(member.meta)
+            member.replace_all_uses_with(item)
+    for member in members:
+        graph.erase_node(member)
+
+
+def collective_calls(nodes: Iterable[fx.Node]) -> int:
+    """The number of messages that a graph sends."""
+    names = {getattr(collectives, n) for n in dir(collectives) if n.startswith(("all_", "reduce_"))}
+    return sum(n.target in names for n in nodes)

@@ -1,0 +1,101 @@
+"""Presets: a plan from a few words, such as ``fsdp=2,tp=2,sp,micro=4``.
+
+=========  ==========================================================================
+``ddp=n``    axis ``replica``: the batch is cut, everything else is whole
+``zero1=n``  axis ``data``: optimizer state in shards
+``zero2=n``  axis ``data``: gradients and optimizer state in shards
+``fsdp=n``   axis ``data``: parameters, gradients and optimizer state in shards (``zero3``)
+``tp=n``     axis ``tensor``: heads, MLP width and vocabulary are cut
+``sp``       activations between tensor-parallel regions are cut along time
+``micro=n``  microbatches
+=========  ==========================================================================
+
+One axis may leave its size out; it takes the ranks that the others leave.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from meshwright.compiler.diagnostics import error, suggestion
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.passes.tensor_parallel import tensor_cut
+from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
+
+_AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
+_FLAGS = ("sp", "micro")
+
+
+def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
+    """The plan that a preset names, for this program. Raises E0307 for words it does not know, sizes that
+    do not fit the ranks, or axes named twice."""
+    sizes, flags = _parse(text, ranks)
+    batch = tuple(axis for axis in ("replica", "data") if any(_AXES[w] == axis for w in sizes))
+    mesh_axes: list[tuple[str, int]] = [(_AXES[w], n) for axis in batch for w, n in sizes.items() if _AXES[w] == axis]
+    parameters: tuple[ParameterPlan, ...] = ()
+    tensor: tuple[str, ...] = ()
+    degree = sizes.get("tp", 1)
+    if "tp" in sizes and degree > 1:
+        cut = tensor_cut(program, degree)
+        mesh_axes += cut.axes
+        tensor = tuple(name for name, _ in cut.axes)
+        parameters = cut.plans(Mesh(tuple(mesh_axes)), [p.name for p in program.parameters])
+    elif "tp" in sizes:
+        mesh_axes.append(("tensor", 1))
+    data = ("data",)
+    storage = Storage(
+        parameters=data if sizes.keys() & {"fsdp", "zero3"} else (),
+        gradients=data if sizes.keys() & {"fsdp", "zero3", "zero2"} else (),
+        state=data if sizes.keys() & {"fsdp", "zero3", "zero2", "zero1"} else (),
+    )
+    return Plan(
+        mesh=Mesh(tuple(mesh_axes)),
+        batch=batch,
+        microbatches=flags.get("micro", 1),
+        storage=storage,
+        sequence=tensor if "sp" in flags else (),
+        parameters=parameters,
+        precision=precision or Precision(),
+        hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
+        name=text,
+    )
+
+
+def _parse(text: str, ranks: int | None) -> tuple[dict[str, int], dict[str, int]]:
+    sizes: dict[str, int] = {}
+    flags: dict[str, int] = {}
+    open_word = ""
+    for item in (i.strip() for i in text.replace("*", ",").split(",") if i.strip()):
+        word, _, number = (p.strip() for p in item.partition("="))
+        if word not in _AXES and word not in _FLAGS:
+            raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
+        if word in sizes or word in flags or (word in _AXES and _AXES[word] in {_AXES[w] for w in sizes}):
+            raise error("E0307", f"the preset '{text}' names the axis of '{word}' twice", None, "name each axis once")
+        if number and (not number.isdigit() or int(number) < 1):
+            raise error("E0307", f"'{item}' needs a positive whole number", None, f"write {word}=2, say")
+        if word in _FLAGS:
+            if word == "micro" and not number:
+                raise error("E0307", "'micro' needs the number of microbatches", None, "write micro=4, say")
+            flags[word] = int(number or 1)
+        elif number:
+            sizes[word] = int(number)
+        else:
+            if open_word:
+                raise error("E0307", f"both '{open_word}' and '{word}' leave their sizes out", None, "give one a size")
+            open_word = word
+            sizes[word] = 0
+    if not sizes:
+        raise error("E0307", f"the preset '{text}' names no axis", None, "write fsdp, or ddp=2,tp=2")
+    given = math.prod(n for n in sizes.values() if n)
+    if open_word:
+        if ranks is None or ranks % given:
+            raise error("E0307", f"'{open_word}' has no size and {ranks or 'unknown'} ranks do not give one", None, f"write {open_word}=2, say")
+        sizes[open_word] = ranks // given
+    elif ranks is not None and given != ranks:
+        raise error("E0307", f"the preset '{text}' is for {given} ranks, not {ranks}", None, f"use --ranks {given}")
+    if "sp" in flags and "tp" not in sizes:
+        raise error("E0307", "'sp' needs 'tp': it cuts activations over the tensor axis", None, "add tp=2, say")
+    return sizes, flags

@@ -1,0 +1,104 @@
+"""Which dims of which parameters tensor parallelism cuts, found from the program itself.
+
+Three kinds of logical axes are cut, in this order: the heads of attention, the inner axes of a product
+of two weights (the hidden width of an MLP), and the vocabulary. Columns of one product and rows of the
+next then share a cut, which leaves one owed sum per pair, as in Megatron-LM (Shoeybi et al. 2019).
+An axis that some kernel needs whole (a norm, a head's channels) is never cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.compiler.analysis.axes import Atom, infer_axes
+from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.mesh import Mesh, Segment, Sharding
+from meshwright.compiler.plan import ParameterPlan
+
+VOCABULARY = 16
+"""A table is cut over ``k`` ranks when it has at least ``16 k`` rows: fewer are not worth a collective."""
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """The tensor axes (one, or two where key/value heads are fewer than ranks) and what they cut."""
+
+    axes: tuple[tuple[str, int], ...]
+    cuts: dict[Atom, tuple[str, ...]]
+    dims: dict[str, list[list[Atom]]]
+    """By parameter name the atoms of each dim."""
+
+    def plans(self, mesh: Mesh, parameters: Iterable[str]) -> tuple[ParameterPlan, ...]:
+        """One entry per kind of parameter: names that differ in block numbers alone share one."""
+        exact = {name: self._sharding(name, mesh) for name in parameters}
+        kinds: dict[str, list[str]] = {}
+        for name in exact:
+            kinds.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
+        plans = []
+        for pattern, names in kinds.items():
+            shardings = {exact[n] for n in names}
+            if len(shardings) == 1:
+                plans.append(ParameterPlan(pattern, shardings.pop()))
+            else:
+                plans.extend(ParameterPlan(n, exact[n]) for n in names)
+        return tuple(p for p in plans if p.compute.axes)
+
+    def _sharding(self, name: str, mesh: Mesh) -> Sharding:
+        dims = tuple(
+            tuple(Segment(a.size, self.cuts.get(a, ())) for a in atoms) or (Segment(1),) for atoms in self.dims[name]
+        )
+        return Sharding(dims).canonical(mesh)
+
+
+def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
+    """Find what ``degree`` ranks of tensor parallelism cut. Raises E0306 when there is nothing to cut."""
+    axes = infer_axes(program.micro, program.batch_dims)
+    dims = {v.name: axes.of(n) for v, n in program.micro.placeholders().items() if v.kind == "parameter"}
+    uses: dict[Atom, set[str]] = {}
+    for name, atoms_of_dims in dims.items():
+        for atom in (a for atoms in atoms_of_dims for a in atoms):
+            uses.setdefault(atom, set()).add(name)
+    free = [a for a in uses if not a.roles & {"whole", "batch"}]
+    heads = sorted((a for a in free if "head" in a.roles), key=lambda a: -len(uses[a]))
+    mesh_axes = _mesh_axes(heads, degree)
+    every = tuple(name for name, _ in mesh_axes)
+    cuts: dict[Atom, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    if heads:
+        cuts.update(_head_cuts(heads, mesh_axes, degree))
+        taken |= set().union(*(uses[a] for a in cuts))
+    inner = [a for a in free if not a.roles and len(uses[a]) > 1 and a.size >= degree]
+    tables = [a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles and a.size >= VOCABULARY * degree]
+    for atom in sorted(inner, key=lambda a: -a.size) + sorted(tables, key=lambda a: -a.size):
+        if not uses[atom] & taken:
+            cuts[atom] = every
+            taken |= uses[atom]
+    if not cuts:
+        raise error(
+            "E0306",
+            "tensor parallelism finds nothing to cut: no attention heads, no inner width of an MLP, no vocabulary",
+            None,
+            "use data parallelism (fsdp), or name the shardings in a plan file",
+        )
+    return TensorCut(mesh_axes, cuts, dims)
+
+
+def _mesh_axes(heads: list[Atom], degree: int) -> tuple[tuple[str, int], ...]:
+    """Fewer key/value heads than ranks: the axis is made of two, the first of which cuts those heads."""
+    if len(heads) < 2 or heads[0].size % degree == 0:
+        return (("tensor", degree),)
+    groups, queries = heads[0].size, heads[1].size
+    if degree % groups == 0 and queries % (degree // groups) == 0:
+        return (("tensor", groups), ("group", degree // groups))
+    return (("tensor", degree),)
+
+
+def _head_cuts(heads: list[Atom], axes: tuple[tuple[str, int], ...], degree: int) -> dict[Atom, tuple[str, ...]]:
+    if len(axes) == 2:
+        return {heads[0]: ("tensor",), heads[1]: ("group",)}
+    if heads[0].size == 1 and len(heads) > 1:
+        return {heads[1]: ("tensor",)}
+    return {heads[0]: ("tensor",)}

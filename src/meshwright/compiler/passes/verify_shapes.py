@@ -1,0 +1,63 @@
+"""Run a lowered graph on fake tensors: every value must have the local shape that its sharding says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from meshwright.compiler.diagnostics import InternalError
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.fake import fake_mode, fake_tensor
+from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.mesh import Mesh
+
+
+class _Shapes:
+    """A communicator that answers with the right shapes, as rank 0."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def coordinate(self, axis: str) -> int:
+        return 0
+
+    def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
+        return torch.empty_like(x)
+
+    def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return x.new_empty((x.shape[0] * self.mesh.size(*axes), *x.shape[1:]))
+
+    def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return x.new_empty((x.shape[0] // self.mesh.size(*axes), *x.shape[1:]))
+
+    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return torch.empty_like(x)
+
+
+class _Interpreter(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            result = super().run_node(n)
+        except Exception as fault:
+            raise InternalError(f"verify_shapes: {n.format_node()} cannot run on its shards: {fault}") from fault
+        note = annotation(n)
+        if isinstance(result, Tensor) and note.sharding is not None:
+            if tuple(result.shape) != note.shape:
+                raise InternalError(
+                    f"verify_shapes: {n.format_node()} gives {tuple(result.shape)}; {note.sharding} wants {note.shape}"
+                )
+            note.dtype = result.dtype
+        n.meta["val"] = result
+        return result
+
+
+def verify_shapes(local: LocalGraph, mesh: Mesh) -> LocalGraph:
+    """Check every shape and record it in ``node.meta["val"]``. Raises InternalError that names the node."""
+    nodes = [n for n in local.module.graph.nodes if n.op == "placeholder"]
+    inputs = [fake_tensor(annotation(n).shape, annotation(n).dtype or torch.float32) for n in nodes]
+    with fake_mode(), collectives.use(_Shapes(mesh)), torch.no_grad():
+        _Interpreter(local.module).run(*inputs)
+    return local

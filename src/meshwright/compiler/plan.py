@@ -1,0 +1,69 @@
+"""The plan: what is decided about a program on a mesh. Data that a person can read, edit and diff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshwright.compiler.mesh import Mesh, Sharding
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How the parameters that a pattern names are cut while they are computed with.
+
+    ``pattern`` is a glob over canonical names and aliases (``model.layers.*.q_proj.weight``);
+    the first entry that matches a parameter counts. ``rest``, ``gradient`` and ``state`` override what
+    the plan's ``storage`` axes would give.
+    """
+
+    pattern: str
+    compute: Sharding
+    rest: Sharding | None = None
+    gradient: Sharding | None = None
+    state: Sharding | None = None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The axes over which parameters, gradient accumulators and optimizer state are stored in shards.
+
+    All empty: plain data parallelism. ``state`` alone: ZeRO-1. ``state`` and ``gradients``: ZeRO-2.
+    All three: ZeRO-3, that is, fully sharded.
+    """
+
+    parameters: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Names of dtypes: of computation, of weights at rest, of gradient reduction and accumulation."""
+
+    compute: str = "fp32"
+    weights: str = "fp32"
+    reduce: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """What the plan was made for; checked on load."""
+
+    model: str = ""
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    mesh: Mesh
+    batch: tuple[str, ...] = ()
+    """The axes that cut the batch."""
+    microbatches: int = 1
+    storage: Storage = field(default_factory=Storage)
+    sequence: tuple[str, ...] = ()
+    """The axes over which activations between tensor-parallel regions are cut along time."""
+    parameters: tuple[ParameterPlan, ...] = ()
+    precision: Precision = field(default_factory=Precision)
+    hashes: Hashes = field(default_factory=Hashes)
+    name: str = ""
+    """The preset that made it, for people."""

@@ -1,0 +1,75 @@
+"""The TOML form of a plan, written with comments for people; plan_reader.py reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.plan import Hashes, Plan
+from meshwright.compiler.plan_reader import DTYPES, TABLES, read_plan
+
+__all__ = ["check_made_for", "plan_to_toml", "read_plan"]
+
+
+def plan_to_toml(plan: Plan) -> str:
+    """The plan as TOML; :func:`read_plan` of it gives an equal plan."""
+    lines = ["# A Meshwright plan: how one training step is cut over a mesh. Edit it, diff it, pass it to --plan.", ""]
+    if plan.name:
+        lines += [f"name = {_text(plan.name)}"]
+    lines += [
+        f"microbatches = {plan.microbatches}".ljust(28) + "# pieces of the global batch, computed one after another"
+    ]
+    lines += [f"batch = {_list(plan.batch)}".ljust(28) + "# mesh axes that cut the batch"]
+    lines += [f"sequence = {_list(plan.sequence)}".ljust(28) + "# mesh axes that cut activations along time"]
+    lines += ["", "[mesh]  # axes of the cluster, outermost first"]
+    lines += [f"{_key(name)} = {size}" for name, size in plan.mesh.axes]
+    lines += ["", "[storage]  # mesh axes over which each kind of tensor is stored in shards"]
+    lines += [f"{kind} = {_list(getattr(plan.storage, kind))}" for kind in TABLES["storage"]]
+    lines += ["", f"[precision]  # {', '.join(DTYPES)}"]
+    lines += [f"{kind} = {_text(getattr(plan.precision, kind))}" for kind in TABLES["precision"]]
+    if plan.parameters:
+        lines += [
+            "",
+            "# How parameters lie while they are computed with: [size@axis, ...]; the first pattern that fits counts.",
+        ]
+    for entry in plan.parameters:
+        lines += ["[[parameters]]", f"pattern = {_text(entry.pattern)}", f"compute = {_text(str(entry.compute))}"]
+        for kind in ("rest", "gradient", "state"):
+            sharding = getattr(entry, kind)
+            lines += [f"{kind} = {_text(str(sharding))}"] if sharding is not None else []
+        lines += [""]
+    if plan.hashes != Hashes():
+        lines += ([] if plan.parameters else [""]) + ["[made_for]  # checked when the plan is used"]
+        lines += [f"model = {_text(plan.hashes.model)}", f"torch = {_text(plan.hashes.torch)}"]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def check_made_for(plan: Plan, model: str, torch: str, file: str = "plan.toml") -> list[Diagnostic]:
+    """Warnings about a plan's hashes. Raises E0310 if it was made for another model.
+
+    A plan without hashes (written by hand) fits any model.
+    """
+    if plan.hashes.model and model and plan.hashes.model != model:
+        raise error(
+            "E0310",
+            f"{file} was made for another model (its hash is {plan.hashes.model[:12]}, this model's is {model[:12]})",
+            action="make a new plan, or delete the line 'model = ...' under [made_for] to use it all the same",
+        )
+    if plan.hashes.torch and torch and plan.hashes.torch != torch:
+        message = f"{file} was made with torch {plan.hashes.torch}, this is torch {torch}"
+        return [Diagnostic("W0310", message, action="compile again to renew what the plan predicts")]
+    return []
+
+
+def _text(text: str) -> str:
+    """A TOML basic string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+
+
+def _list(items: Iterable[str]) -> str:
+    return "[" + ", ".join(map(_text, items)) + "]"
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else _text(name)

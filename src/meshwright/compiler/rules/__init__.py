@@ -1,0 +1,34 @@
+"""Op rules, one file per op family. :func:`rule_of` finds the rule of a call.
+
+Files are found by listing this folder: to add an op, add a ``@rule`` function to the family's
+file, or a new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from meshwright.compiler.rules.rule import REGISTRY, OpCall, Rule
+
+
+@cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def rule_of(call: OpCall) -> Rule | None:
+    """The rule of the op, or None when it has none (it then runs with whole operands).
+
+    An op that ATen tags as pointwise needs no rule of its own.
+    """
+    _load()
+    namespace, op, _ = call.name.split(".", 2)
+    function = REGISTRY.get(call.name) or REGISTRY.get(f"{namespace}.{op}")
+    if function is None and call.pointwise and call.operands:
+        from meshwright.compiler.rules.pointwise import pointwise
+
+        function = pointwise
+    return function(call) if function else None

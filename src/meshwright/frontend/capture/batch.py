@@ -1,0 +1,158 @@
+"""The user's example batch: which tensors it holds, under which names, and which dim is the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from meshwright.compiler.diagnostics import error, suggestion
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the model is called: positional and keyword arguments, tensors among them at any depth."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def as_call(batch: Any) -> Call:
+    """A batch as a call: a mapping is keywords, ``(args, kwargs)`` is both, a sequence is positional,
+    a tensor is the only argument. Raises E0216 for anything else."""
+    if isinstance(batch, Tensor):
+        return Call((batch,), {})
+    if isinstance(batch, Mapping):
+        return Call((), dict(batch))
+    if isinstance(batch, (tuple, list)):
+        if len(batch) == 2 and isinstance(batch[0], tuple) and isinstance(batch[1], dict):
+            return Call(batch[0], dict(batch[1]))
+        return Call(tuple(batch), {})
+    raise error(
+        "E0216",
+        f"the batch is a {type(batch).__name__}",
+        action="give a tuple (positional), a dict (keyword) or (args, kwargs)",
+    )
+
+
+def tensors(call: Call) -> dict[str, Tensor]:
+    """The tensors of a call by path: ``input_ids``, ``0``, ``inputs.image``."""
+    found: dict[str, Tensor] = {}
+    for path, leaf in pytree.tree_flatten_with_path((call.args, call.kwargs))[0]:
+        if isinstance(leaf, Tensor):
+            found[_name(path[1:])] = leaf
+    if not found:
+        raise error("E0216", "the batch holds no tensor", action="give an example batch of tensors")
+    return found
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    parts = []
+    for key in path:
+        part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def replace(call: Call, made: Mapping[str, Tensor]) -> Call:
+    """The same call with other tensors, by name."""
+
+    def put(path: tuple[Any, ...], leaf: Any) -> Any:
+        return made[_name(path[1:])] if isinstance(leaf, Tensor) else leaf
+
+    args, kwargs = pytree.tree_map_with_path(put, (call.args, call.kwargs))
+    return Call(args, kwargs)
+
+
+def batch_dims(found: Mapping[str, Tensor], given: Mapping[str, int | None] | None) -> tuple[int, dict[str, int | None]]:
+    """The batch size, and for each tensor the dim that is the batch (None: shared by all samples).
+
+    The size is the one that most tensors have in dim 0. ``given`` says otherwise for the tensors that it names.
+    """
+    given = dict(given or {})
+    for name in given:
+        if name not in found:
+            raise error("E0216", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found))
+    sizes = [t.shape[d] for n, t in found.items() if (d := given.get(n)) is not None]
+    sizes = sizes or [t.shape[0] for n, t in found.items() if t.dim() and n not in given]
+    if not sizes:
+        raise error("E0216", "no tensor of the batch has a batch dim", action="say which dim it is: batch_dims={name: dim}")
+    size = Counter(sizes).most_common(1)[0][0]
+    dims: dict[str, int | None] = {}
+    for name, tensor in found.items():
+        dims[name] = given[name] if name in given else (0 if tensor.dim() and tensor.shape[0] == size else None)
+        dim = dims[name]
+        if dim is not None and tensor.shape[dim] != size:
+            raise error(
+                "E0216",
+                f"dim {dim} of '{name}' has {tensor.shape[dim]} samples, other tensors of the batch have {size}",
+                action="give batch_dims={name: dim} for each tensor, None for one that all samples share",
+            )
+    return size, dims
+
+
+class Step(nn.Module):
+    """The user's model and loss as one module whose output is the loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, batch: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._form = batch
+        self._accepts = accepted(model) if loss is not None else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        model_args, model_kwargs = args, kwargs
+        if self._accepts is not None:
+            count, names = self._accepts
+            model_args = args[:count]
+            model_kwargs = {k: v for k, v in kwargs.items() if names is None or k in names}
+        output = self.model(*model_args, **model_kwargs)
+        if self._loss is not None:
+            return _checked(self._loss(output, self._batch(args, kwargs)), "the loss function")
+        found = output if isinstance(output, Tensor) else None
+        if found is None and isinstance(output, Mapping):
+            found = output.get("loss")
+        elif found is None:
+            found = getattr(output, "loss", None)
+        return _checked(found, "the model")
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The batch in the form in which the user gave it."""
+        if isinstance(self._form, Tensor):
+            return args[0]
+        if isinstance(self._form, Mapping):
+            return kwargs
+        return (args, kwargs) if kwargs else args
+
+
+def accepted(model: nn.Module) -> tuple[int, frozenset[str] | None]:
+    """How many of a batch's positional elements, and which keywords, the model takes where a loss function takes
+    the rest: as many as it requires (at least one); None: every keyword."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        required = max(required, 1)
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return max(required, 1), None if every else named
+
+
+def _checked(loss: Any, giver: str) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise error(
+            "E0212",
+            f"{giver} gives {what} where a loss (one number) is needed",
+            action="let the model return the loss or an object with `.loss`, or give loss=callable(output, batch)",
+        )
+    if not loss.dtype.is_floating_point:
+        raise error("E0212", f"the loss is of dtype {loss.dtype}", action="compute the loss in a floating dtype")
+    return loss.reshape(())

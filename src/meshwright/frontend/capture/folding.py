@@ -1,0 +1,110 @@
+"""Attention masks that depend on positions alone: evaluated once, at compile time.
+
+A causal mask, also with a sliding window, becomes a flag of the attention; one that hides nothing
+vanishes; any other becomes a constant of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from meshwright.compiler.graph.adapter import is_mutable, is_random
+from meshwright.frontend.capture.lowering.site import Folded
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+LARGEST = 1 << 30
+"""Elements up to which a mask is evaluated; a larger one stays computed in the step."""
+
+
+def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose values depend on no input."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and all(n in found for n in node.all_input_nodes):
+            if not is_random(node.target) and not is_mutable(node.target):
+                found.add(node)
+    return found
+
+
+def fold_masks(graph: fx.Graph) -> tuple[dict[fx.Node, Folded], dict[str, Tensor]]:
+    """What the constant masks are, by attention node, and those that stay as constants, by name."""
+    constant = constant_nodes(graph)
+    values: dict[fx.Node, Any] = {}
+    known: dict[fx.Node, Folded] = {}
+    folded: dict[fx.Node, Folded] = {}
+    constants: dict[str, Tensor] = {}
+    for node in graph.nodes:
+        mask = _mask(node)
+        if mask is None or mask not in constant or mask.meta["val"].numel() > LARGEST:
+            continue
+        if mask not in known:
+            value = _evaluate(mask, values)
+            t, s = node.args[0].meta["val"].shape[-2], node.args[1].meta["val"].shape[-2]
+            known[mask] = classify(value, t, s)
+            if known[mask].constant:
+                name = f"attention_mask_{len(constants)}"
+                known[mask] = Folded(constant=name)
+                constants[name] = value.contiguous()
+        folded[node] = known[mask]
+    return folded, constants
+
+
+def _mask(node: fx.Node) -> fx.Node | None:
+    if node.target is not ATTENTION:
+        return None
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    return mask if isinstance(mask, fx.Node) else None
+
+
+def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
+    """The real value of a constant node, on the CPU."""
+    pending = [node]
+    while pending:
+        at = pending[-1]
+        missing = [n for n in at.all_input_nodes if n not in values]
+        if missing:
+            pending.extend(missing)
+            continue
+        pending.pop()
+        if at not in values:
+            args, kwargs = fx.map_arg((at.args, at.kwargs), lambda n: values[n])
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+            values[at] = at.target(*args, **kwargs)  # type: ignore[operator]  # a call_function node
+    found = values[node]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def classify(mask: Tensor, t: int, s: int) -> Folded:
+    """What a mask of queries ``t`` and keys ``s`` says. ``constant`` is set to a placeholder if it must stay."""
+    stays = Folded(constant="mask")
+    seen = _seen(mask)
+    if seen is None:
+        return stays
+    while seen.dim() > 2:
+        if not bool((seen == seen[:1]).all()):
+            return stays
+        seen = seen[0]
+    if bool(seen.all()):
+        return Folded()
+    if t != s or seen.shape != (t, s):
+        return stays
+    # the window is how much the last query sees, if the mask is a causal one at all
+    window = int(seen[-1].sum())
+    query, key = torch.arange(t).unsqueeze(1), torch.arange(s)
+    if torch.equal(seen, (key <= query) & (key > query - window)):
+        return Folded(causal=True, window=0 if window == t else window)
+    return stays
+
+
+def _seen(mask: Tensor) -> Tensor | None:
+    """The mask as "may see"; None for one that does more than to hide."""
+    if mask.dtype == torch.bool:
+        return mask
+    seen = mask == 0
+    # a bias of -inf or of the most negative number hides
+    return seen if bool((seen | (mask <= torch.finfo(mask.dtype).min)).all()) else None

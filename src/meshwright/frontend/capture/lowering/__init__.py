@@ -1,0 +1,31 @@
+"""How composite ops of an exported graph are written with Meshwright's ops. Listing this folder lists them all.
+
+A lowering is called in place of the op while the step is traced, so it may compute with the tensors freely.
+"""
+
+from __future__ import annotations
+
+from meshwright.frontend.capture.lowering import (
+    attention,
+    contraction,
+    cross_entropy,
+    embedding,
+    losses,
+    mean,
+    normalisation,
+    random,
+)
+from meshwright.frontend.capture.lowering.site import LOWERINGS, Site
+
+__all__ = [
+    "LOWERINGS",
+    "Site",
+    "attention",
+    "contraction",
+    "cross_entropy",
+    "embedding",
+    "losses",
+    "mean",
+    "normalisation",
+    "random",
+]

@@ -1,0 +1,62 @@
+"""From a batch to the shards that a rank reads, whether the batch is whole in memory or read by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from meshwright.compiler.diagnostics import error, suggestion
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.mesh import Mesh, Segment, Sharding
+from meshwright.runtime.executor import Feed
+from meshwright.runtime.layout import Coordinates, positions, take_shard
+
+Rows = Callable[[str, list[int]], Tensor]
+"""Gives rows of the global batch of a step: a tensor's name and the rows' numbers, in any order.
+The result has the batch at the tensor's batch dim."""
+
+
+def whole_batch(batch: Mapping[str, Tensor], program: StepProgram) -> Feed:
+    """A feed of a batch that is whole in memory. Raises MeshwrightError E0608 if it does not fit the program."""
+    check_batch(batch, program)
+
+    def feed(name: str, sharding: Sharding, mesh: Mesh, coordinates: Coordinates) -> Tensor:
+        return take_shard(batch[name].to(program.batch[name].dtype), sharding, mesh, coordinates)
+
+    return feed
+
+
+def batch_by_rows(rows: Rows, program: StepProgram) -> Feed:
+    """A feed that reads only the rows of the batch that the rank needs."""
+
+    def feed(name: str, sharding: Sharding, mesh: Mesh, coordinates: Coordinates) -> Tensor:
+        spec, dim = program.batch[name], program.batch_dims[name]
+        if dim is None:
+            return take_shard(rows(name, []).to(spec.dtype), sharding, mesh, coordinates)
+        index = positions(sharding.dims[dim], mesh, coordinates)
+        present = index >= 0
+        found = rows(name, index[present].tolist()).to(spec.dtype)
+        if not bool(present.all()):
+            padded = found.new_zeros([len(index) if d == dim else n for d, n in enumerate(found.shape)])
+            found = padded.index_copy_(dim, torch.nonzero(present).flatten(), found)
+        # the rows are there; what is left is the cut of the other dims
+        dims = tuple((Segment(len(index)),) if d == dim else s for d, s in enumerate(sharding.dims))
+        return take_shard(found, Sharding(dims), mesh, coordinates)
+
+    return feed
+
+
+def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
+    """Refuse a batch that lacks a tensor or has one of another shape. Raises MeshwrightError E0608."""
+    for name, spec in program.batch.items():
+        if name not in batch:
+            raise error("E0608", f"the batch has no '{name}'", action=suggestion(name, batch))
+        shape = tuple(batch[name].shape)
+        if shape != spec.shape:
+            raise error(
+                "E0608",
+                f"'{name}' of the batch has the shape {list(shape)}, the step was compiled for {list(spec.shape)}",
+                action="give the whole global batch in that shape, or compile for this one",
+            )

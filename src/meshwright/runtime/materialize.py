@@ -1,0 +1,160 @@
+"""The first parameters, buffers and optimizer state of every rank, the same on every mesh.
+
+Weights come from a source that gives one whole tensor at a time; each is cut to the rank's shard right
+away, so that a rank never holds more than its shards and one whole tensor.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.graph.program import Parameter, TensorSpec, Value
+from meshwright.compiler.graph.rank_program import RankProgram
+from meshwright.runtime.executor import RankCommunicator
+from meshwright.runtime.holdings import Holdings, held
+from meshwright.runtime.layout import Coordinates, take_shard
+
+Weights = Callable[[str, TensorSpec], Tensor]
+"""Gives a whole parameter or buffer by name. Raises KeyError for a name that it does not have."""
+
+
+def materialize(
+    rank_program: RankProgram,
+    weights: Weights,
+    ranks: Sequence[Coordinates],
+    *,
+    device: torch.device | str = "cpu",
+    digests: MutableMapping[str, int] | None = None,
+) -> list[Holdings]:
+    """What the ranks at the given coordinates hold before the first step.
+
+    A tied parameter is asked for once, by its canonical name and then by its aliases. ``digests``, if
+    given, is filled with a checksum of every whole tensor; see :func:`check_same_weights`.
+    Raises MeshwrightError E0606 for a weight that is missing or has another shape.
+    """
+    program = rank_program.program
+    aliases = {p.name: p.aliases for p in program.parameters}
+    result = [Holdings() for _ in ranks]
+    for value, place in held(rank_program).items():
+        if value.kind == "state":
+            for holdings in result:
+                shape = place.sharding.local_shape(rank_program.mesh)
+                fill = program.state_init.get(value.name, 0.0)
+                holdings.state[value.name] = torch.full(shape, fill, dtype=place.spec.dtype, device=device)
+            continue
+        whole = _whole(weights, value, aliases.get(value.name, ()), place.spec)
+        if digests is not None:
+            digests[value.name] = checksum(whole)
+        for holdings, coordinates in zip(result, ranks, strict=True):
+            shard = take_shard(whole, place.sharding, rank_program.mesh, coordinates)
+            holdings.of(value.kind)[value.name] = shard.to(device)
+    return result
+
+
+def _whole(weights: Weights, value: Value, aliases: Sequence[str], spec: TensorSpec) -> Tensor:
+    for name in (value.name, *aliases):
+        try:
+            whole = weights(name, spec).detach()
+        except KeyError:
+            continue
+        if tuple(whole.shape) != spec.shape:
+            raise error(
+                "E0606",
+                f"the weight '{name}' has the shape {list(whole.shape)}, the model needs {list(spec.shape)}",
+                action="give the weights of the model that was compiled",
+            )
+        if whole.is_meta:
+            raise error(
+                "E0606",
+                f"the weight '{name}' is on the meta device and has no values",
+                action="give real weights: a file, a function that makes them, or a model that is not on the meta device",
+            )
+        return whole.to(spec.dtype)
+    raise error(
+        "E0606",
+        f"there are no values for the {value.kind} '{value.name}'",
+        action="give a source of weights that has it",
+    )
+
+
+def from_module(module: nn.Module) -> Weights:
+    """The weights of a module, by their names in it."""
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    return lambda name, spec: tensors[name]
+
+
+def seeded(seed: int, make: Callable[[str, TensorSpec, torch.Generator], Tensor]) -> Weights:
+    """Weights made one by one, each from a random generator of its own that depends on seed and name alone."""
+
+    def weights(name: str, spec: TensorSpec) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) << 32 | (seed & 0xFFFFFFFF))
+        return make(name, spec, generator)
+
+    return weights
+
+
+def from_safetensors(path: str | Path) -> Weights:
+    """The weights of a ``.safetensors`` file, or of all those in a folder. Read one tensor at a time.
+
+    Raises MeshwrightError E0606 if there is no such file or it cannot be read.
+    """
+    place = Path(path)
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    where: dict[str, Path] = {}
+    for file in files:
+        if not file.is_file():
+            raise error("E0606", f"there is no weights file '{file}'", action="check the path")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                where.update(dict.fromkeys(opened.keys(), file))
+        except (SafetensorError, OSError) as broken:
+            raise error("E0606", f"'{file}' is not a readable safetensors file: {broken}", action="copy it again") from broken
+    if not where:
+        raise error("E0606", f"there are no weights in '{place}'", action="give a .safetensors file or a folder of them")
+
+    def weights(name: str, spec: TensorSpec) -> Tensor:
+        with safe_open(where[name], framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    return weights
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a tensor's elements."""
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def check_same_weights(digests: MutableMapping[str, int], communicator: RankCommunicator, axes: tuple[str, ...]) -> None:
+    """Compare the checksums of whole weights over the ranks. Raises MeshwrightError E0607 on every rank.
+
+    ``axes`` are all axes of the mesh.
+    """
+    own = torch.tensor([list(digests.values())], dtype=torch.int64)
+    table = communicator.all_gather(own, axes)
+    for column, name in enumerate(digests):
+        values = table[:, column]
+        if bool((values != values[0]).any()):
+            rank = int((values != values[0]).nonzero()[0])
+            raise different_weights(name, rank)
+
+
+def different_weights(name: str, rank: int) -> MeshwrightError:
+    """E0607: a rank has begun with other weights than rank 0."""
+    return error(
+        "E0607",
+        f"rank 0 and rank {rank} begin with different values of '{name}'",
+        action="make the weights from one file or one seed on every rank",
+    )
+
+
+def names_of(parameter: Parameter) -> tuple[str, ...]:
+    """All names of a parameter: the canonical one and its aliases."""
+    return (parameter.name, *parameter.aliases)

@@ -1,0 +1,110 @@
+"""The training loop of one rank: read, step, report, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.runtime import checkpoint
+from meshwright.runtime.checkpoint import CheckpointPolicy
+from meshwright.runtime.checkpoint_planner import Shards
+from meshwright.runtime.data import Source, feed_of
+from meshwright.runtime.executor import Executor
+from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
+from meshwright.runtime.progress import Reporter, reporter
+
+Scalars = Callable[[int], Mapping[str, float]]
+"""The scalars of a step (``{"0/lr": 3e-4}``), as :class:`meshwright.runtime.schedule.Schedule` gives them by ``at``."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train and what to leave behind. ``resume`` is a checkpoint or a folder of checkpoints."""
+
+    steps: int
+    seed: int = 0
+    checkpoints: CheckpointPolicy | None = None
+    resume: Path | None = None
+    metrics: Path | None = None
+    """The JSON lines of rank 0."""
+    report_every: float = 2.0
+    """Seconds between the lines of a run without a terminal."""
+
+
+def train(executor: Executor, source: Source, scalars: Scalars, config: TrainConfig, report: Reporter | None = None) -> list[Metrics]:
+    """Train until ``config.steps`` steps are done in all, and return what each step of this run told.
+
+    Data, random keys and scalars are functions of the step's number, so a resumed run goes on as if it had not stopped.
+    """
+    rank = executor.communicator.rank
+    shards = shards_of(executor)
+    first = 0
+    seed = config.seed
+    if config.resume is not None:
+        record = checkpoint.load(shards, config.resume)
+        first, seed = record.step, record.seed
+    shown = report or reporter(first, config.steps, rank=rank, every=config.report_every)
+    history: list[Metrics] = []
+    stream = MetricsFile(config.metrics) if config.metrics is not None and rank == 0 else None
+    try:
+        with shown:
+            if first:
+                shown.say(f"resumed after step {first}")
+            for step in range(first, config.steps):
+                told = _one_step(executor, source, scalars, step, seed)
+                history.append(told)
+                shown.step(told)
+                if stream is not None:
+                    stream.write(told)
+                _save(shards, config, step + 1, seed, shown)
+    finally:
+        if stream is not None:
+            stream.close()
+    return history
+
+
+def shards_of(executor: Executor) -> Shards:
+    """What a checkpoint of this rank saves and loads."""
+    coordinates = executor.rank_program.mesh.coordinates(executor.communicator.rank)
+    return Shards(executor.rank_program, [(coordinates, executor.holdings)])
+
+
+def _one_step(executor: Executor, source: Source, scalars: Scalars, step: int, seed: int) -> Metrics:
+    program = executor.rank_program.program
+    values = scalars(step)
+    began = time.perf_counter()
+    result = executor.step(feed_of(source, step, program), step=step, seed=seed, scalars=values)
+    seconds = time.perf_counter() - began
+    memory, peak = memory_in_use(executor.device)
+    rates = [v for name, v in values.items() if name.endswith("/lr")]
+    return Metrics(
+        step=step,
+        loss=result.loss,
+        norm=result.norm,
+        lr=rates[0] if rates else None,
+        tokens_per_second=tokens_of_batch(executor) / seconds,
+        seconds=seconds,
+        memory=memory,
+        peak=peak,
+    )
+
+
+def tokens_of_batch(executor: Executor) -> int:
+    """Tokens of the global batch: the elements of its largest integer tensor, or its samples if it has none."""
+    program = executor.rank_program.program
+    sizes = [program.batch_size]
+    for name, spec in program.batch.items():
+        if not spec.dtype.is_floating_point and program.batch_dims[name] is not None and len(spec.shape) == 2:
+            sizes.append(spec.shape[0] * spec.shape[1])
+    return max(sizes)
+
+
+def _save(shards: Shards, config: TrainConfig, done: int, seed: int, shown: Reporter) -> None:
+    policy = config.checkpoints
+    if policy is None:
+        return
+    if (policy.every and done % policy.every == 0) or (policy.at_end and done == config.steps):
+        place = checkpoint.save(shards, policy.folder, step=done, seed=seed, keep=policy.keep)
+        shown.say(f"saved {place}")
