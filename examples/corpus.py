@@ -1,6 +1,6 @@
 """Write a corpus of bytes that every machine with Python has: the source text of its standard library.
 
-    python examples/corpus.py corpus.bin
+python examples/corpus.py corpus.bin
 """
 
 from __future__ import annotations

@@ -8,13 +8,17 @@ tokens, one of them with none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+from meshwright.frontend.language import load
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 WIDTH = 32
 HEADS = 4
 KEY_VALUE_HEADS = 2
@@ -37,12 +41,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Example:
-    """A model in float32 and training mode, and a global batch (keyword arguments) that includes the labels."""
+    """A model in float32 and training mode, and a global batch (keyword arguments) that includes the labels.
+
+    The model returns its loss, or something that has it as ``loss``.
+    """
 
     model: nn.Module
     batch: dict[str, Tensor]
-    loss: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
-    """The loss of model and batch; None: the model's output has it as ``loss``."""
 
 
 def tokens(seed: int, vocabulary: int = VOCABULARY) -> Tensor:
@@ -148,10 +153,20 @@ def vit(variant: Variant, seed: int) -> Example:
     return Example(_made(lambda: transformers.ViTForImageClassification(config), 0), batch)
 
 
+def gpt_mw(variant: Variant, seed: int) -> Example:
+    return _language_file("gpt.mw", {"h": HEADS, "c": WIDTH // HEADS}, variant, seed)
+
+
+def llama_mw(variant: Variant, seed: int) -> Example:
+    return _language_file("llama.mw", {"h": HEADS, "g": KEY_VALUE_HEADS, "c": WIDTH // HEADS}, variant, seed)
+
+
 Factory = Callable[[Variant, int], Example]
 """``factory(variant, seed)``: the weights are always the same, ``seed`` makes the batch."""
 
 MODELS: dict[str, Factory] = {
+    "gpt.mw": gpt_mw,
+    "llama.mw": llama_mw,
     "GPT-2": gpt2,
     "Llama": llama,
     "Qwen3": qwen3,
@@ -167,6 +182,16 @@ def _tied(variant: Variant, default: bool) -> bool:
 def _language_model(build: Callable[[], nn.Module], seed: int) -> Example:
     inputs = tokens(seed)
     return Example(_made(build, 0), {"input_ids": inputs, "labels": labels(inputs)})
+
+
+def _language_file(name: str, sizes: dict[str, int], variant: Variant, seed: int) -> Example:
+    """A file of the examples at the sizes of this module; what it says of tying and dropout stays."""
+    if variant.tied is not None or variant.dropout:
+        raise ValueError(f"{name} says itself what is tied and dropped")
+    # the data of these files are bytes, so their vocabulary is 257, the smallest prime that holds them
+    small = {"t": TIME, "d": WIDTH, "f": INNER, "vocab": 257, "layers": variant.layers, "batch": BATCH}
+    loaded = load(str(EXAMPLES / name), {**small, **sizes})
+    return Example(_made(loaded.loss_module, 0), {"tokens": tokens(seed)})
 
 
 def _made(build: Callable[[], nn.Module], seed: int) -> nn.Module:

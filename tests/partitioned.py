@@ -53,7 +53,10 @@ def run_on_ranks(local: LocalGraph, mesh: Mesh, inputs: Mapping[str, Tensor]) ->
     def body(rank: int) -> None:
         communicator = VirtualCommunicator(rank, mesh, 1, rendezvous)
         try:
-            shards = [take_shard(inputs[v.name], local.inputs[v], mesh, mesh.coordinates(rank)) for v in local.signature.inputs]
+            shards = [
+                take_shard(inputs[v.name], local.inputs[v], mesh, mesh.coordinates(rank))
+                for v in local.signature.inputs
+            ]
             with collectives.use(communicator), torch.no_grad():
                 results[rank] = local.module(*shards)
         except BaseException as failure:

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 LOW = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
-Loss = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 
 
 class Widened(TorchDispatchMode):
@@ -108,7 +107,6 @@ def reference_steps(
     batches: Sequence[Mapping[str, Tensor]],
     optimizer_factory: OptimizerFactory,
     clip: float | None = None,
-    loss: Loss | None = None,
     seed: int = 0,
 ) -> list[Step]:
     """Train a float64 copy of ``model`` for one step per batch; parameters by their first name (tied ones once).
@@ -123,7 +121,8 @@ def reference_steps(
         optimizer.zero_grad()
         with Widened():
             with CountedDropout(torch.tensor([seed, number])):
-                value = loss(model, wide) if loss is not None else model(**wide).loss
+                output = model(**wide)
+                value = output if isinstance(output, Tensor) else output.loss
             value.backward()
             gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             norm = clipped(model.parameters(), clip)

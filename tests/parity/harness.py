@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
-from meshwright.frontend.capture import capture
 from meshwright.compiler.passes.widen import widen
+from meshwright.frontend.capture import capture
 from meshwright.runtime.materialize import from_module
 from meshwright.runtime.virtual import VirtualCluster
 from tests.models import MODELS, Example, Variant
@@ -94,17 +94,13 @@ def examples(task: Task) -> tuple[Example, ...]:
 @cache
 def truth(task: Task) -> list[Step]:
     first, *_ = made = examples(task)
-    return reference_steps(
-        first.model, [e.batch for e in made], OPTIMIZERS[task.optimizer], task.clip, loss=first.loss, seed=SEED
-    )
+    return reference_steps(first.model, [e.batch for e in made], OPTIMIZERS[task.optimizer], task.clip, seed=SEED)
 
 
 @cache
 def captured(task: Task) -> StepProgram:
     first = examples(task)[0]
-    program = capture(
-        first.model, first.batch, optimizer=OPTIMIZERS[task.optimizer](first.model), clip=task.clip, loss=first.loss
-    )
+    program = capture(first.model, first.batch, optimizer=OPTIMIZERS[task.optimizer](first.model), clip=task.clip)
     return widen(program, torch.float64)
 
 

@@ -21,6 +21,11 @@ def _ops() -> list[tuple[str, object]]:
         ("softmax", lambda x, w, key: torch.softmax(x, -1)),
         ("softmax over time", lambda x, w, key: torch.softmax(x, 1)),
         ("residual", lambda x, w, key: x + EINSUM("btf,df->btd", EINSUM("btd,df->btf", x, w), w)),
+        (
+            "two branches",
+            lambda x, w, key: (x + EINSUM("btf,df->btd", EINSUM("btd,df->btf", x, w), w))
+            + EINSUM("btf,df->btd", torch.tanh(EINSUM("btd,df->btf", x, w)), w),
+        ),
         ("norm", lambda x, w, key: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1)),
         ("flatten", lambda x, w, key: torch.tanh(x.reshape(24, 8)).reshape(6, 4, 8)),
         ("heads", lambda x, w, key: (x.reshape(6, 4, 2, 4).transpose(1, 2) * 2).transpose(1, 2).reshape(6, 4, 8)),

@@ -1,8 +1,8 @@
 """What becomes of the outputs of ``micro`` over the microbatches of a step.
 
-An output that owes a reduction over the axis ``micro`` is reduced from one microbatch to the next, gradients
-in the dtype of the plan's gradient reduction or a wider one. An output that is cut by the axis is collected and joined.
-Any other is the same for every microbatch (a buffer, read by all as it was when the step began), and the last one counts.
+An output that owes a reduction over the axis ``micro`` is reduced from one microbatch to the next, gradients in the
+dtype of the plan's gradient reduction or a wider one. An output that is cut by the axis is collected and joined.
+Any other is the same for every microbatch (a buffer, read by all as it was when the step began); the last one counts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def memory(tensors: Iterable[Tensor]) -> set[int]:
 def _own(value: Tensor, taken: set[int]) -> Tensor:
     """``value`` in memory that nobody else has and that may be written; ``taken`` grows by it."""
     # an expanded tensor has several elements in one place, so writing into it is wrong as well
-    shares = not memory([value]).isdisjoint(taken) or any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
+    shares = not memory([value]).isdisjoint(taken) or any(
+        s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True)
+    )
     own = value.clone(memory_format=torch.contiguous_format) if shares else value
     taken |= memory([own])
     return own

@@ -1,8 +1,9 @@
 """Checkpoints that any mesh can load, written so that a crash never leaves a broken one.
 
-A checkpoint is a folder ``step-00000100`` with the files of ``torch.distributed.checkpoint`` and ``meshwright.json`` (step, seed,
-checksums of the files). It is written under a temporary name and renamed when complete; ``latest`` holds the
-name of the newest. Parameters, buffers and optimizer state are stored whole, under their own names.
+A checkpoint is a folder ``step-00000100`` with the files of ``torch.distributed.checkpoint`` and
+``meshwright.json`` (step, seed, checksums of the files). It is written under a temporary name and renamed
+when complete; ``latest`` holds the name of the newest. Parameters, buffers and optimizer state are stored whole,
+under their own names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,14 +21,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshwright.compiler.diagnostics import MeshwrightError, error, nearest
 from meshwright.compiler.graph.program import Value
 from meshwright.runtime.checkpoint_planner import Shards, ShardsLoadPlanner, ShardsSavePlanner, stored_name
 from meshwright.runtime.holdings import Held
+from meshwright.runtime.torch_distributed import (
+    CheckpointException,
+    FileSystemReader,
+    FileSystemWriter,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 T = TypeVar("T")
 FORMAT = 1
@@ -65,8 +72,10 @@ def save(shards: Shards, folder: str | Path, *, step: int, seed: int, keep: int 
     final = root / name_of(step)
     partial = root / f"{final.name}.partial"
     _together(lambda: _fresh(partial), on_rank_0=True)
-    with _clear_errors("E0623", f"the checkpoint '{final}' cannot be written", "see that there is space and permission"):
-        dcp.save(
+    with _clear_errors(
+        "E0623", f"the checkpoint '{final}' cannot be written", "see that there is space and permission"
+    ):
+        write_checkpoint(
             {},
             storage_writer=FileSystemWriter(partial, sync_files=True),
             planner=ShardsSavePlanner(shards),
@@ -82,8 +91,8 @@ def save(shards: Shards, folder: str | Path, *, step: int, seed: int, keep: int 
 def load(shards: Shards, place: str | Path, *, state: bool = True) -> Record:
     """Read a checkpoint into the shards, in place, whatever mesh wrote it. All ranks call it together.
 
-    ``place`` is a checkpoint's folder, or the folder of checkpoints, of which the latest is taken. Without ``state`` the
-    optimizer state stays as it is. Raises MeshwrightError: E0620 if there is none, E0621 if it is
+    ``place`` is a checkpoint's folder, or the folder of checkpoints, of which the latest is taken. Without ``state``
+    the optimizer state stays as it is. Raises MeshwrightError: E0620 if there is none, E0621 if it is
     broken, E0622 if it does not fit the program.
     """
     folder = find(place)
@@ -95,7 +104,7 @@ def load(shards: Shards, place: str | Path, *, state: bool = True) -> Record:
         metadata = reader.read_metadata()
     names = _match(shards, metadata, folder, state)
     with _clear_errors("E0621", f"the checkpoint '{folder}' is broken", action):
-        dcp.load({}, storage_reader=reader, planner=ShardsLoadPlanner(shards, names), no_dist=not _distributed())
+        read_checkpoint({}, storage_reader=reader, planner=ShardsLoadPlanner(shards, names), no_dist=not _distributed())
     return record
 
 
@@ -131,7 +140,9 @@ def read_record(folder: Path) -> Record:
         entries = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         record = Record(**{**entries, "files": {n: (int(s), int(c)) for n, (s, c) in entries["files"].items()}})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
-        raise error("E0621", f"'{folder / RECORD}' cannot be read: {broken}", action="load an earlier checkpoint") from broken
+        raise error(
+            "E0621", f"'{folder / RECORD}' cannot be read: {broken}", action="load an earlier checkpoint"
+        ) from broken
     if record.format != FORMAT:
         raise error(
             "E0622",
@@ -199,7 +210,9 @@ def _verify(folder: Path, record: Record) -> None:
             continue
         file = folder / name
         if not file.is_file():
-            raise error("E0621", f"the checkpoint '{folder}' lacks its file '{name}'", action="load an earlier checkpoint")
+            raise error(
+                "E0621", f"the checkpoint '{folder}' lacks its file '{name}'", action="load an earlier checkpoint"
+            )
         found = checksum(file)
         if found != expected:
             what = f"has {found[0]} bytes of {expected[0]}" if found[0] != expected[0] else "has been changed"
@@ -243,7 +256,8 @@ def _check_shape(value: Value, place: Held, stored: object, folder: Path) -> Non
     if shape != list(place.spec.shape):
         raise error(
             "E0622",
-            f"'{value.name}' has the shape {shape} in the checkpoint '{folder}', the model needs {list(place.spec.shape)}",
+            f"'{value.name}' has the shape {shape} in the checkpoint '{folder}', "
+            f"the model needs {list(place.spec.shape)}",
             action="load a checkpoint of this model",
         )
 
@@ -283,10 +297,22 @@ def _together(part: Callable[[], T], *, on_rank_0: bool = False) -> list[T]:
 @contextlib.contextmanager
 def _clear_errors(code: str, message: str, action: str) -> Iterator[None]:
     """What torch or the system raise, as one diagnostic with its first cause."""
-    kinds = (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError, pickle.UnpicklingError, AttributeError)
+    kinds = (
+        OSError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        AssertionError,
+        EOFError,
+        pickle.UnpicklingError,
+        AttributeError,
+    )
     try:
-        yield
-    except dcp.api.CheckpointException as failed:
+        with warnings.catch_warnings():
+            # torch warns of checkpoints of a single process, which is what a virtual cluster is
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            yield
+    except CheckpointException as failed:
         rank, (cause, _) = min(failed.failures.items())
         raise error(code, f"{message}: {_first_line(cause)}", action=action, notes=[f"on rank {rank}"]) from failed
     except kinds as failed:

@@ -20,6 +20,7 @@ from meshwright.compiler.mesh import MICRO, Mesh
 from meshwright.runtime.failure import CollectiveFailed
 from meshwright.runtime.holdings import held
 from meshwright.runtime.rendezvous import Call
+from meshwright.runtime.torch_distributed import all_gather_single, reduce_scatter_single
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -109,7 +110,7 @@ class ProcessCommunicator:
             return x
         result = x.new_empty((len(group.ranks) * x.shape[0], *x.shape[1:]))
         with self._named():
-            _all_gather(result, x.contiguous(), group=group.handle)
+            all_gather_single(result, x.contiguous(), group=group.handle)
         return group.to_own_order(result)
 
     def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
@@ -118,7 +119,7 @@ class ProcessCommunicator:
             return x
         result = x.new_empty((x.shape[0] // len(group.ranks), *x.shape[1:]))
         with self._named():
-            _reduce_scatter(result, group.to_torch_order(x).contiguous(), group=group.handle)
+            reduce_scatter_single(result, group.to_torch_order(x).contiguous(), group=group.handle)
         return result
 
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
@@ -173,9 +174,4 @@ class _Group:
 
 
 def _reorder(x: Tensor, order: list[int]) -> Tensor:
-    return x.unflatten(0, (len(order), x.shape[0] // len(order)))[order].flatten(0, 1)
-
-
-# the names changed in torch 2.13; the old ones warn there
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return x.view(len(order), -1, *x.shape[1:])[order].reshape(x.shape)

@@ -84,14 +84,22 @@ class CorpusSource:
     """
 
     def __init__(
-        self, corpus: Corpus, program: StepProgram, fields: Mapping[str, int], *, seed: int = 0, vocabulary: int | None = None
+        self,
+        corpus: Corpus,
+        program: StepProgram,
+        fields: Mapping[str, int],
+        *,
+        seed: int = 0,
+        vocabulary: int | None = None,
     ) -> None:
         for name in fields:
             if name not in program.batch:
                 raise error("E0608", f"the step has no batch tensor '{name}'", action=suggestion(name, program.batch))
         for name in program.batch:
             if name not in fields:
-                raise error("E0608", f"the data gives no '{name}', which the step reads", action="name it in the data's fields")
+                raise error(
+                    "E0608", f"the data gives no '{name}', which the step reads", action="name it in the data's fields"
+                )
         self.corpus = corpus
         self.fields = dict(fields)
         self.seed = seed

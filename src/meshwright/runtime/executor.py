@@ -88,7 +88,9 @@ class Executor:
         return {axis: self.communicator.coordinate(axis) for axis in self.communicator.mesh.names}
 
     @torch.no_grad()
-    def step(self, feed: Feed, *, step: int = 0, seed: int = 0, scalars: Mapping[str, float] | None = None) -> StepResult:
+    def step(
+        self, feed: Feed, *, step: int = 0, seed: int = 0, scalars: Mapping[str, float] | None = None
+    ) -> StepResult:
         """Run one step. ``scalars`` override the program's (``{"0/lr": 1e-3}``).
 
         Raises MeshwrightError E0605 before anything is updated if the loss is not finite.
@@ -112,7 +114,9 @@ class Executor:
         communicator, graph = self.communicator, self.rank_program.micro
         communicator.microbatch = 0
         prologue = self._prologue(feed, key)
-        accumulators = {v: Accumulator(s, communicator.mesh, self._accumulator_dtype(v)) for v, s in graph.outputs.items()}
+        accumulators = {
+            v: Accumulator(s, communicator.mesh, self._accumulator_dtype(v)) for v, s in graph.outputs.items()
+        }
         taken: set[int] = set()
         for microbatch in range(self.microbatches):
             communicator.microbatch = microbatch

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
+from meshwright.runtime.torch_distributed import Store
 
 KEY = "failed"
 LAUNCHED = "MESHWRIGHT_LAUNCHED"
@@ -89,7 +90,7 @@ class Watch:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         ranks: int,
         *,
@@ -103,6 +104,7 @@ class Watch:
         self._store = store
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._leaving = threading.Lock()
         self._stop = stop or self.exit
         self._beats = 0
         self._beat()
@@ -154,7 +156,10 @@ class Watch:
         return self.tell(Failure(self.rank, "E0603", diagnostic.render(), self.rank))
 
     def exit(self, failure: Failure) -> None:
-        """Report the failure and end the process at once."""
+        """Report the failure and end the process at once. The first of two threads that call it counts."""
+        self._ended.set()
+        if not self._leaving.acquire(blocking=False):
+            time.sleep(60)
         report(failure, self.rank)
         # other ranks may need the store, which rank 0 often hosts, to hear of it
         time.sleep(2 * self.interval if self.rank == 0 else 0)

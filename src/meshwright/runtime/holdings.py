@@ -32,7 +32,7 @@ class Holdings:
     def items(self) -> Iterator[tuple[Value, Tensor]]:
         for kind in ("parameter", "buffer", "state"):
             for name, tensor in self.of(kind).items():
-                yield Value(kind, name), tensor  # type: ignore[arg-type]  # the three kinds are kinds
+                yield Value(kind, name), tensor
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx.graph import CodeGen
 
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -31,7 +32,7 @@ class InPlaceUpdate:
     """What it returns: the outputs that are not written into an input (norm, results)."""
 
 
-class _InputsFromList(fx.CodeGen):
+class _InputsFromList(CodeGen):
     """Generates ``forward(self, inputs)`` that unpacks and empties the list."""
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:

@@ -92,7 +92,7 @@ def _paid(get: Shards, sharding: Sharding, mesh: Mesh, at: dict[str, int], repli
         if result is None:
             result = value
         elif not bool(((result == value) | ((result != result) & (value != value))).all()):
-            raise InternalError(f"copies of a tensor that lies as {sharding} differ at {({**at, **copy})}")
+            raise InternalError(f"copies of a tensor that lies as {sharding} differ at { ({**at, **copy}) }")
     assert result is not None
     return result
 

@@ -74,7 +74,7 @@ def _whole(weights: Weights, value: Value, aliases: Sequence[str], spec: TensorS
             raise error(
                 "E0606",
                 f"the weight '{name}' is on the meta device and has no values",
-                action="give real weights: a file, a function that makes them, or a model that is not on the meta device",
+                action="give real weights: a file, a function that makes them, or a model with values",
             )
         return whole.to(spec.dtype)
     raise error(
@@ -86,7 +86,10 @@ def _whole(weights: Weights, value: Value, aliases: Sequence[str], spec: TensorS
 
 def from_module(module: nn.Module) -> Weights:
     """The weights of a module, by their names in it."""
-    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    tensors = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     return lambda name, spec: tensors[name]
 
 
@@ -115,9 +118,13 @@ def from_safetensors(path: str | Path) -> Weights:
             with safe_open(file, framework="pt") as opened:
                 where.update(dict.fromkeys(opened.keys(), file))
         except (SafetensorError, OSError) as broken:
-            raise error("E0606", f"'{file}' is not a readable safetensors file: {broken}", action="copy it again") from broken
+            raise error(
+                "E0606", f"'{file}' is not a readable safetensors file: {broken}", action="copy it again"
+            ) from broken
     if not where:
-        raise error("E0606", f"there are no weights in '{place}'", action="give a .safetensors file or a folder of them")
+        raise error(
+            "E0606", f"there are no weights in '{place}'", action="give a .safetensors file or a folder of them"
+        )
 
     def weights(name: str, spec: TensorSpec) -> Tensor:
         with safe_open(where[name], framework="pt") as opened:
@@ -129,10 +136,12 @@ def from_safetensors(path: str | Path) -> Weights:
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of a tensor's elements."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def check_same_weights(digests: MutableMapping[str, int], communicator: RankCommunicator, axes: tuple[str, ...]) -> None:
+def check_same_weights(
+    digests: MutableMapping[str, int], communicator: RankCommunicator, axes: tuple[str, ...]
+) -> None:
     """Compare the checksums of whole weights over the ranks. Raises MeshwrightError E0607 on every rank.
 
     ``axes`` are all axes of the mesh.

@@ -59,7 +59,7 @@ def isolate(dim: Dim, mesh: Mesh) -> Dim:
     result: list[Segment] = []
     for segment in dim:
         count = mesh.size(MICRO)
-        if MICRO not in segment.axes or segment.axes == (MICRO,) and segment.size == count:
+        if MICRO not in segment.axes or (segment.axes == (MICRO,) and segment.size == count):
             result.append(segment)
         elif segment.axes[0] == MICRO and segment.size % count == 0:
             result.extend((Segment(count, (MICRO,)), Segment(segment.size // count, _rest(segment))))

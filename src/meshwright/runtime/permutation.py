@@ -1,8 +1,9 @@
 """A seeded permutation of ``0 .. n-1`` that needs no storage: a Feistel network with cycle walking.
 
-A Feistel network on two halves of ``k`` bits is a bijection of ``0 .. 4**k - 1`` whatever its round function is. With the
-least ``k`` for which that range holds ``n``, a result that is not below ``n`` is fed in again, and the walk ends below
-``n`` after fewer than four turns on average (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+A Feistel network on two halves of ``k`` bits is a bijection of ``0 .. 4**k - 1`` whatever its round function is.
+With the least ``k`` for which that range holds ``n``, a result that is not below ``n`` is fed in again,
+and the walk ends below ``n`` after fewer than four turns on average
+(Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The numbers that the host gives the optimizer each step, such as learning rates.
 
-The user's own optimizer and scheduler from ``torch.optim`` run on one dummy parameter per group; what they put into their
-groups is read before each step. A resumed run replays the schedule to its step.
+The user's own optimizer and scheduler from ``torch.optim`` run on one dummy parameter per group;
+what they put into their groups is read before each step. A resumed run replays the schedule to its step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import nn
 
 from meshwright.compiler.diagnostics import error
 
-Build = Callable[[Sequence[nn.Parameter]], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]]
+Built = tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]
+Build = Callable[[Sequence[nn.Parameter]], Built]
 """Builds the user's optimizer over one parameter per group, in order, and its scheduler, if any."""
 
 
@@ -30,38 +31,42 @@ class Schedule:
         groups = 1 + max((int(name.partition("/")[0]) for name in self._names), default=0)
         self._build = build
         self._groups = groups
-        self._restart()
+        self._step = 0
+        self._optimizer, self._scheduler = self._built()
         self._read()
 
     def at(self, step: int) -> dict[str, float]:
         """The scalars of a step, counted from 0."""
         if step < self._step:
-            self._restart()
+            self._step = 0
+            self._optimizer, self._scheduler = self._built()
         if self._scheduler is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of schedulers that are stepped beyond their end, or out of order
+                # torch warns of schedulers that are stepped beyond their end or out of order
+                warnings.simplefilter("ignore")
                 for _ in range(step - self._step):
                     self._optimizer.step()
                     self._scheduler.step()
         self._step = step
         return self._read()
 
-    def _restart(self) -> None:
-        self._step = 0
+    def _built(self) -> Built:
         parameters = [nn.Parameter(torch.zeros(2, 2)) for _ in range(self._groups)]
-        self._optimizer, self._scheduler = self._build(parameters)
-        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        optimizer, scheduler = self._build(parameters)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise error(
                 "E0630",
                 "ReduceLROnPlateau depends on the course of the loss, not on the number of steps alone",
                 action="use a schedule that is a function of the step, such as CosineAnnealingLR",
             )
-        if len(self._optimizer.param_groups) < self._groups:
+        if len(optimizer.param_groups) < self._groups:
             raise error(
                 "E0630",
-                f"the optimizer has {len(self._optimizer.param_groups)} parameter groups, the step was compiled for {self._groups}",
+                f"the optimizer has {len(optimizer.param_groups)} parameter groups, "
+                f"the step was compiled for {self._groups}",
                 action="build it with one group per parameter that it is given",
             )
+        return optimizer, scheduler
 
     def _read(self) -> dict[str, float]:
         result = {}

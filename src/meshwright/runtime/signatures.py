@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
-import torch.distributed as dist
-
 from meshwright.compiler.diagnostics import error
 from meshwright.runtime.rendezvous import Call, mismatch
+from meshwright.runtime.torch_distributed import Store
 
 VARIABLE = "MESHWRIGHT_CHECK"
 _KEPT = 4096
@@ -22,7 +21,7 @@ _KEPT = 4096
 class SignatureCheck:
     """Give it to a communicator as ``before``. The store must be used by this object alone."""
 
-    def __init__(self, store: dist.Store, rank: int, timeout: timedelta = timedelta(seconds=60)) -> None:
+    def __init__(self, store: Store, rank: int, timeout: timedelta = timedelta(seconds=60)) -> None:
         self._store = store
         self._rank = rank
         self._timeout = timeout

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.compiler.diagnostics import error
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint import CheckpointPolicy
 from meshwright.runtime.checkpoint_planner import Shards
@@ -33,18 +34,25 @@ class TrainConfig:
     """Seconds between the lines of a run without a terminal."""
 
 
-def train(executor: Executor, source: Source, scalars: Scalars, config: TrainConfig, report: Reporter | None = None) -> list[Metrics]:
+def train(
+    executor: Executor, source: Source, scalars: Scalars, config: TrainConfig, report: Reporter | None = None
+) -> list[Metrics]:
     """Train until ``config.steps`` steps are done in all, and return what each step of this run told.
 
     Data, random keys and scalars are functions of the step's number, so a resumed run goes on as if it had not stopped.
     """
     rank = executor.communicator.rank
     shards = shards_of(executor)
-    first = 0
-    seed = config.seed
+    first, seed = 0, config.seed
     if config.resume is not None:
         record = checkpoint.load(shards, config.resume)
-        first, seed = record.step, record.seed
+        first = record.step
+        if record.seed != seed:
+            raise error(
+                "E0624",
+                f"the checkpoint was trained with the seed {record.seed}, not with this run's {seed}",
+                action=f"use the seed {record.seed}",
+            )
     shown = report or reporter(first, config.steps, rank=rank, every=config.report_every)
     history: list[Metrics] = []
     stream = MetricsFile(config.metrics) if config.metrics is not None and rank == 0 else None

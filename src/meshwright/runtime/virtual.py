@@ -113,7 +113,9 @@ class VirtualCluster:
         self.steps += 1
         for rank, result in enumerate(results):
             for mine, theirs in ((results[0].loss, result.loss), (results[0].norm, result.norm)):
-                if mine != theirs and not (mine is not None and theirs is not None and mine != mine and theirs != theirs):
+                if mine != theirs and not (
+                    mine is not None and theirs is not None and mine != mine and theirs != theirs
+                ):
                     raise InternalError(f"rank 0 and rank {rank} disagree: {mine} and {theirs}")
         return results[0]
 
@@ -134,7 +136,9 @@ class VirtualCluster:
             else:
                 rendezvous.finish(rank)
 
-        threads = [threading.Thread(target=body, args=(r,), name=f"rank {r}", daemon=True) for r in range(self.mesh.ranks)]
+        threads = [
+            threading.Thread(target=body, args=(r,), name=f"rank {r}", daemon=True) for r in range(self.mesh.ranks)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

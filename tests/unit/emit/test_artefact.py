@@ -17,8 +17,10 @@ from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.text import print_graph
 from meshwright.compiler.graph.text_parser import parse_local_graph
 from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.train_settings import DataSettings, InitialValue, TrainSettings
 from tests.unit.small_step import small_rank_program
 
+TRAIN = TrainSettings(3, 1, 5, DataSettings("bytes", "a.bin", fields={"x": 0}), {"w": InitialValue("normal", (0.02,))})
 SOURCE = SourceDescription("language", "small.mw", "small", {"t": 16}, "axes\n")
 
 
@@ -45,14 +47,14 @@ class OneRank:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_artefact(small_rank_program(), tmp_path / "build", SOURCE, {"steps": 3, "betas": [0.9, 0.95]})
+    return write_artefact(small_rank_program(), tmp_path / "build", SOURCE, TRAIN)
 
 
 def test_reading_gives_what_was_written(folder: Path) -> None:
     written, found = small_rank_program(), read_artefact(folder)
     read = found.rank_program
     assert found.source == SOURCE
-    assert found.train == {"steps": 3, "betas": [0.9, 0.95]}
+    assert found.train == TRAIN
     assert read.plan == written.plan
     assert (read.layouts, read.state, read.mesh) == (written.layouts, written.state, written.mesh)
     assert program_to_json(read.program) == program_to_json(written.program)
@@ -129,14 +131,14 @@ def test_ops_that_make_tensors_make_them_on_the_given_device(folder: Path) -> No
 
 def test_compiling_again_replaces_an_artefact_but_nothing_else(folder: Path, tmp_path: Path) -> None:
     (folder / "checkpoints").mkdir()
-    write_artefact(small_rank_program(), folder, SOURCE, {"steps": 4})
-    assert read_artefact(folder).train == {"steps": 4}
+    write_artefact(small_rank_program(), folder, SOURCE, TrainSettings(steps=4))
+    assert read_artefact(folder).train == TrainSettings(steps=4)
     assert (folder / "checkpoints").is_dir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.tex"):
-        with pytest.raises(MeshwrightError, match="E0625"):
-            write_artefact(small_rank_program(), target, SOURCE, {})
+        with pytest.raises(MeshwrightError, match="E0645"):
+            write_artefact(small_rank_program(), target, SOURCE, TrainSettings())
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["thesis.tex"]
 
 
@@ -150,12 +152,12 @@ def test_every_missing_or_edited_file_is_named(folder: Path) -> None:
         path = folder / name
         content = path.read_bytes()
         path.unlink()
-        with pytest.raises(MeshwrightError, match="E0620" if name == "meshwright.json" else "E0621") as caught:
+        with pytest.raises(MeshwrightError, match="E0640" if name == "meshwright.json" else "E0641") as caught:
             read_artefact(folder)
         assert name in str(caught.value)
         for damaged in (content[: len(content) // 2], content.replace(b"e", b"f", 1), b"", b"\xff\x00"):
             path.write_bytes(damaged)
-            with pytest.raises(MeshwrightError, match=r"E062[23]") as caught:
+            with pytest.raises(MeshwrightError, match=r"E064[23]") as caught:
                 read_artefact(folder)
             assert name in str(caught.value)
             assert caught.value.diagnostics[0].action
@@ -175,12 +177,12 @@ def test_other_versions(folder: Path) -> None:
     resealed(folder, {"torch": "1.0"})
     assert "torch 1.0" in read_artefact(folder).warnings[0]
     resealed(folder, {"format": 99})
-    with pytest.raises(MeshwrightError, match="E0624"):
+    with pytest.raises(MeshwrightError, match="E0644"):
         read_artefact(folder)
 
 
 @pytest.mark.parametrize("change", [{"layouts": {"w": {}}}, {"source": {}}, {"program": 3}, {"state": {"a": "x"}}])
 def test_a_manifest_that_does_not_fit(folder: Path, change: dict[str, object]) -> None:
     resealed(folder, change)
-    with pytest.raises(MeshwrightError, match="E0623"):
+    with pytest.raises(MeshwrightError, match="E0643"):
         read_artefact(folder)

@@ -29,4 +29,4 @@ def test_error_is_the_golden_one(path: Path, update_golden: bool) -> None:
     for diagnostic in caught.value.diagnostics:
         assert diagnostic.code.startswith("E0"), diagnostic.code
         assert diagnostic.action, "every error says what to do"
-        assert diagnostic.place is not None and "^" in diagnostic.place.render() or path.stem == "syntax_empty"
+        assert (diagnostic.place is not None and "^" in diagnostic.place.render()) or path.stem == "syntax_empty"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import runtime_toy as toy
 import torch
 from torch import Tensor
 
@@ -11,7 +10,9 @@ from meshwright.compiler.diagnostics import InternalError, MeshwrightError
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime.executor import Executor
+from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.virtual import VirtualCluster
+from tests.unit.runtime import toy
 
 MESHES = [
     Mesh((("data", 1),)),
@@ -43,8 +44,6 @@ def test_results_of_microbatches_are_joined_in_the_order_of_the_batch() -> None:
     cluster = VirtualCluster(toy.program(Mesh((("data", 2), ("tensor", 2))), "fsdp", 2), toy.weights)
     batch = toy.batch()
     weights = cluster.full_parameters()["w"]
-    from meshwright.runtime.feed import whole_batch
-
     feed = whole_batch(batch, cluster.rank_program.program)
     results = cluster.run(lambda e: e.step(feed))
     torch.testing.assert_close(cluster.full_result(results, "prediction"), batch["x"] @ weights)
@@ -80,7 +79,7 @@ def test_different_shapes_are_reported_with_both_calls() -> None:
         with collectives.use(executor.communicator):
             collectives.all_reduce(torch.ones(n), ("data",))
 
-    with pytest.raises(MeshwrightError, match=r"E0604.*rank 1 calls all_reduce\(sum\) of float32\[3\]|but rank 1 calls"):
+    with pytest.raises(MeshwrightError, match=r"but rank \d calls all_reduce\(sum\) of float32\[[23]\] over \(data\)"):
         cluster.run(differ)
 
 
@@ -139,5 +138,5 @@ def test_a_batch_of_another_shape_is_refused() -> None:
 
 
 def test_weights_that_are_missing_are_named() -> None:
-    with pytest.raises(MeshwrightError, match="E0606.*no values for the parameter 'w'"):
-        VirtualCluster(toy.program(MESHES[1]), {"seen": torch.zeros(())}.__getitem__ and (lambda name, spec: {}[name]))
+    with pytest.raises(MeshwrightError, match=r"E0606.*no values for the parameter 'w'"):
+        VirtualCluster(toy.program(MESHES[1]), lambda name, spec: {"seen": torch.zeros(())}[name])

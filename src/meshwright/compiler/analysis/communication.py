@@ -1,32 +1,32 @@
 """What a rank communicates in one step: calls and bytes by collective, mesh axes and graph.
 
-``payload`` is the size of the larger side of the collective (the gathered tensor, the tensor to be
-reduced). ``sent`` is what each rank sends if the collective runs as a ring over its group of n:
-2(n-1)/n of the payload for an all-reduce, (n-1)/n for the others.
+Every communication op of the graph is run once on fake tensors with a communicator that only takes notes, so
+padding, several axes and joined messages are counted as they are sent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from meshwright.compiler.analysis.storage import tensor_bytes
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.fake import fake_mode, fake_tensor
+from meshwright.compiler.graph.functions import COLLECTIVES
+from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh
-
-_KINDS = {
-    collectives.all_reduce: "all-reduce",
-    collectives.all_gather: "all-gather",
-    collectives.reduce_scatter: "reduce-scatter",
-    collectives.all_to_all: "all-to-all",
-}
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind over the same mesh axes in one graph, over a whole step."""
+    """The collectives of one kind over the same mesh axes in one graph, over a whole step.
+
+    ``payload`` is the size of the larger side (the gathered tensor, the tensor to be reduced) in bytes. ``sent``
+    is what each rank sends if the collective runs as a ring over its group of n: 2(n-1)/n of the payload for
+    an all-reduce, (n-1)/n for the others.
+    """
 
     graph: str
     kind: str
@@ -37,51 +37,75 @@ class Traffic:
 
 
 def communication(rank_program: RankProgram) -> list[Traffic]:
-    """All traffic of a rank in one step, in the order in which it first occurs; ``micro`` counts for every microbatch."""
+    """All traffic of a rank in one step; ``micro`` counts once for every microbatch."""
+    times = rank_program.plan.microbatches
+    mesh = rank_program.mesh.with_micro(times)
     graphs = (
         ("prologue", rank_program.prologue, 1),
-        ("micro", rank_program.micro, rank_program.plan.microbatches),
+        ("micro", rank_program.micro, times),
         ("update", rank_program.update, 1),
     )
     return [
-        Traffic(name, kind, axes, times * calls, times * payload, times * sent)
-        for name, graph, times in graphs
-        for (kind, axes), (calls, payload, sent) in graph_traffic(graph, rank_program.mesh).items()
+        Traffic(name, t.kind, t.axes, n * t.calls, n * t.payload, n * t.sent)
+        for name, graph, n in graphs
+        for t in graph_traffic(graph, mesh, name)
     ]
 
 
-def graph_traffic(graph: LocalGraph, mesh: Mesh) -> dict[tuple[str, tuple[str, ...]], tuple[int, int, int]]:
-    """``(calls, payload, sent)`` of one run of a graph, by kind and axes."""
-    found: dict[tuple[str, tuple[str, ...]], tuple[int, int, int]] = {}
-    for node in graph.module.graph.nodes:
-        for kind, axes, payload in _calls(node):
-            n = mesh.size(*axes)
-            if n == 1:
-                continue
-            sent = payload * (n - 1) * (2 if kind == "all-reduce" else 1) // n
-            before = found.get((kind, axes), (0, 0, 0))
-            found[kind, axes] = (before[0] + 1, before[1] + payload, before[2] + sent)
-    return found
+def graph_traffic(graph: LocalGraph, mesh: Mesh, name: str) -> list[Traffic]:
+    """The traffic of one run of a graph. ``mesh`` has the ``micro`` axis."""
+    notes = _Notes(mesh)
+    functions = set(COLLECTIVES.values())
+    with fake_mode(), collectives.use(notes), torch.no_grad():
+        for node in graph.module.graph.nodes:
+            if node.op == "call_function" and node.target in functions:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), _stand_in)
+                node.target(*args, **kwargs)
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for kind, axes, payload in notes.taken:
+        found.setdefault((kind, axes), []).append(payload)
+    return [
+        Traffic(name, kind, axes, len(sizes), sum(sizes), sum(sent(kind, size, mesh.size(*axes)) for size in sizes))
+        for (kind, axes), sizes in found.items()
+    ]
 
 
-def _calls(node: fx.Node) -> list[tuple[str, tuple[str, ...], int]]:
-    """The collectives that a node makes, each with its payload."""
-    kind = _KINDS.get(node.target) if callable(node.target) else None
-    if kind is None:
-        return []
-    arguments = dict(zip(_PARAMETERS[kind], node.args, strict=False)) | node.kwargs
-    axes = arguments["axes"] if "axes" in arguments else (arguments["axis"],)
-    own = sum(tensor_bytes(node))
-    given = sum(tensor_bytes(node.all_input_nodes[0]))
-    payload = own if kind in ("all-gather", "all-reduce") else given
-    # the logarithm of a sum of exponentials reduces a maximum first (collectives.all_reduce)
-    times = 2 if arguments.get("reduction") == "logsumexp" else 1
-    return [(kind, tuple(axes), payload)] * times
+def sent(kind: str, payload: int, ranks: int) -> int:
+    """The bytes that each of ``ranks`` sends in a ring."""
+    return payload * (ranks - 1) * (2 if kind == "all-reduce" else 1) // ranks
 
 
-_PARAMETERS = {
-    "all-reduce": ("x", "axes", "reduction"),
-    "all-gather": ("x", "dim", "axes", "size"),
-    "reduce-scatter": ("x", "dim", "axes"),
-    "all-to-all": ("x", "split", "join", "axis", "size"),
-}
+def _stand_in(node: fx.Node) -> Tensor | int:
+    note = annotation(node)
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return fake_tensor(value.shape, value.dtype)
+    return fake_tensor(note.shape, note.dtype) if note.dtype is not None else 0
+
+
+@dataclass
+class _Notes:
+    """A communicator that sends nothing, answers with the right shapes, and notes what it was asked for."""
+
+    mesh: Mesh
+    taken: list[tuple[str, tuple[str, ...], int]] = field(default_factory=list)
+
+    def note(self, kind: str, axes: tuple[str, ...], larger: Tensor) -> Tensor:
+        if self.mesh.size(*axes) > 1:
+            self.taken.append((kind, tuple(axes), larger.numel() * larger.element_size()))
+        return larger
+
+    def coordinate(self, axis: str) -> int:
+        return 0
+
+    def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
+        return torch.empty_like(self.note("all-reduce", axes, x))
+
+    def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return self.note("all-gather", axes, x.new_empty((x.shape[0] * self.mesh.size(*axes), *x.shape[1:])))
+
+    def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return self.note("reduce-scatter", axes, x).new_empty((x.shape[0] // self.mesh.size(*axes), *x.shape[1:]))
+
+    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return torch.empty_like(self.note("all-to-all", axes, x))

@@ -8,6 +8,7 @@ Work space inside ops and the allocator's reserve are not counted.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ _INPUT = {
     "gradient": "gradients",
 }
 _HELD = ("parameter", "state", "buffer", "constant")
+_GATHERS = (collectives.all_gather, collectives.all_gather_many)
 _REDUCE = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -90,7 +92,7 @@ def memory(rank_program: RankProgram) -> Memory:
     held = _held(rank_program)
     prologue, micro, update = rank_program.prologue, rank_program.micro, rank_program.update
     _walk(prologue, "prologue", _nodes(prologue), held, meter, keep=lambda value: True)
-    during = held + Counter({"batch": _bytes_of(prologue, "output", ("prologue",))})
+    during = held + Counter({"batch": _results(prologue)})
     if rank_program.plan.microbatches > 1:
         during["gradients"] += _accumulators(rank_program)
     _walk(micro, "micro", _nodes(micro), during, meter, keep=lambda value: True)
@@ -112,7 +114,7 @@ def in_turn(graph: LocalGraph) -> list[fx.Node]:
     goals = [v for v in outputs if v not in mutable] + [v for group in turns.values() for v in group]
     done = dict.fromkeys(inputs)
     for goal in goals:
-        stack = [outputs[goal]] if isinstance(outputs[goal], fx.Node) else []
+        stack = [outputs[goal]]
         while stack:
             node = stack[-1]
             missing = [n for n in node.all_input_nodes if n not in done]
@@ -148,9 +150,11 @@ def _walk(
     freed: dict[int, list[Storage]] = {}
     for storage, position in last.items():
         freed.setdefault(position, []).append(storage)
-    counted = {s for n, v in inputs.items() if v.kind in _HELD for s in owned[n]}
+    # prologue values are passed on to micro as they are, so they are counted as what prologue returned
+    elsewhere = (*_HELD, "prologue")
+    counted = {s for n, v in inputs.items() if v.kind in elsewhere for s in owned[n]}
     for node, value in inputs.items():
-        live.update({kind[s]: s.bytes for s in owned[node] if value.kind not in _HELD})
+        live.update({kind[s]: s.bytes for s in owned[node] if value.kind not in elsewhere})
     for position, node in enumerate(order):
         if node.op != "placeholder":
             live.update(_sizes((s for s in owned[node] if s.node is node), kind))
@@ -170,9 +174,9 @@ def _kinds(
     order: list[fx.Node],
     owned: Mapping[fx.Node, tuple[Storage, ...]],
     inputs: Mapping[fx.Node, Value],
-    outputs: Mapping[Value, object],
+    outputs: Mapping[Value, fx.Node],
 ) -> dict[Storage, str]:
-    gradients = {s for v, n in outputs.items() if v.kind == "gradient" and isinstance(n, fx.Node) for s in owned[n]}
+    gradients = {s for v, n in outputs.items() if v.kind == "gradient" for s in owned[n]}
     weights: set[fx.Node] = set()  # parameters, and what is nothing but a copy of one
     kinds: dict[Storage, str] = {}
     for node in order:
@@ -180,7 +184,7 @@ def _kinds(
             own = _INPUT.get(inputs[node].kind, "batch")
             if inputs[node].kind == "parameter":
                 weights.add(node)
-        elif node.target is collectives.all_gather and node.args[0] in weights:
+        elif node.target in _GATHERS and all(n in weights for n in node.all_input_nodes):
             own = "gathered parameters"
             weights.add(node)
         else:
@@ -196,6 +200,8 @@ def _kinds(
 
 def _copies(node: fx.Node) -> bool:
     """Whether a node only views or casts its operand."""
+    if node.target is operator.getitem:
+        return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name
@@ -224,24 +230,24 @@ def _accumulators(rank_program: RankProgram) -> int:
     least = _REDUCE[rank_program.plan.precision.reduce]
     total = 0
     for value, node in _roles(rank_program.micro)[1].items():
-        if value.kind == "gradient" and isinstance(node, fx.Node) and (dtype := annotation(node).dtype):
+        if value.kind == "gradient" and (dtype := annotation(node).dtype):
             total += int(torch.Size(annotation(node).shape).numel()) * max(least, dtype.itemsize)
     return total
 
 
-def _bytes_of(graph: LocalGraph, side: str, kinds: tuple[str, ...]) -> int:
-    inputs, outputs = _roles(graph)
+def _results(graph: LocalGraph) -> int:
+    """The bytes of all outputs of a graph."""
     owned = storages(_nodes(graph))
-    nodes = [n for n, v in inputs.items() if v.kind in kinds] if side == "input" else []
-    nodes += [n for v, n in outputs.items() if v.kind in kinds and isinstance(n, fx.Node)] if side == "output" else []
-    return sum(s.bytes for s in {s for n in nodes for s in owned[n]})
+    return sum(s.bytes for s in {s for n in _roles(graph)[1].values() for s in owned[n]})
 
 
 def _nodes(graph: LocalGraph) -> list[fx.Node]:
     return [n for n in graph.module.graph.nodes if n.op != "output"]
 
 
-def _roles(graph: LocalGraph) -> tuple[dict[fx.Node, Value], dict[Value, object]]:
+def _roles(graph: LocalGraph) -> tuple[dict[fx.Node, Value], dict[Value, fx.Node]]:
+    """The roles of inputs, and the nodes of outputs (without those that are None)."""
     nodes = list(graph.module.graph.nodes)
     inputs = dict(zip((n for n in nodes if n.op == "placeholder"), graph.signature.inputs, strict=True))
-    return inputs, dict(zip(graph.signature.outputs, nodes[-1].args[0], strict=True))
+    outputs = zip(graph.signature.outputs, nodes[-1].args[0], strict=True)
+    return inputs, {value: node for value, node in outputs if isinstance(node, fx.Node)}

@@ -46,6 +46,7 @@ from meshwright.compiler.graph.text import print_graph
 from meshwright.compiler.graph.text_parser import parse_graph, parse_local_graph
 from meshwright.compiler.plan import Plan
 from meshwright.compiler.plan_file import plan_to_toml, read_plan
+from meshwright.compiler.train_settings import TrainSettings, settings_from_json, settings_to_json
 
 GRAPHS = ("prologue", "micro", "update")
 MANIFEST = "meshwright.json"
@@ -59,8 +60,7 @@ class Artefact:
     folder: Path
     rank_program: RankProgram
     source: SourceDescription
-    train: Mapping[str, Any]
-    """The training settings, as given to :func:`write_artefact`."""
+    train: TrainSettings
     tensors: dict[str, Path] = field(default_factory=dict)
     """Further tensor files by name (``initial``: weights to begin with)."""
     warnings: list[str] = field(default_factory=list)
@@ -70,18 +70,18 @@ def write_artefact(
     rank_program: RankProgram,
     folder: str | Path,
     source: SourceDescription,
-    train: Mapping[str, Any],
+    train: TrainSettings,
     tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Path:
-    """Write the artefact. ``train`` is anything that JSON can hold; ``tensors`` are further tensor files by name.
+    """Write the artefact. ``tensors`` are further tensor files by name.
 
-    Raises E0625 if the folder holds something else.
+    Raises E0645 if the folder holds something else.
     """
     folder = Path(folder)
     manifest_path = folder / MANIFEST
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not manifest_path.exists())):
         action = "give -o a new folder, or one that holds an artefact"
-        raise error("E0625", f"{folder} holds other files, which compiling would mix with its own", action=action)
+        raise error("E0645", f"{folder} holds other files, which compiling would mix with its own", action=action)
     files = _texts(rank_program, source)
     tensors = {"constants": rank_program.program.constants, **(tensors or {})}
     content = {name: text.encode() for name, text in files.items()}
@@ -91,7 +91,7 @@ def write_artefact(
         "meshwright": meshwright.__version__,
         "torch": torch.__version__,
         "source": source_to_json(source),
-        "train": dict(train),
+        "train": settings_to_json(train),
         "program": program_to_json(rank_program.program),
         **shardings_to_json(rank_program),
         "files": {name: file_hash(data) for name, data in sorted(content.items())},
@@ -105,7 +105,7 @@ def write_artefact(
         manifest_path.write_text(sealed_text, encoding="utf-8")
     except OSError as fault:
         raise error(
-            "E0625", f"cannot write {folder}: {fault.strerror}", action="give -o a folder that can be written"
+            "E0645", f"cannot write {folder}: {fault.strerror}", action="give -o a folder that can be written"
         ) from None
     return folder
 
@@ -133,7 +133,7 @@ def _tensor_bytes(values: Mapping[str, Tensor]) -> bytes:
 def read_artefact(folder: str | Path, device: torch.device | str = "cpu") -> Artefact:
     """Read an artefact; its graphs run on ``device``.
 
-    Raises MeshwrightError E0620 to E0624 that names the file, what is wrong with it, and what to do.
+    Raises MeshwrightError E0640 to E0644 that names the file, what is wrong with it, and what to do.
     """
     folder = Path(folder)
     manifest = _manifest(folder)
@@ -148,14 +148,14 @@ def read_artefact(folder: str | Path, device: torch.device | str = "cpu") -> Art
         constants = safetensors.torch.load(content["constants.safetensors"])
         program = StepProgram(**graphs, constants=constants, **program_from_json(manifest["program"]))
         rank_program = RankProgram(program, plan, plan.mesh, **locals_, **shardings_from_json(manifest))
-        train = manifest["train"]
+        train = settings_from_json(manifest["train"])
     except (KeyError, TypeError, ValueError, AttributeError, safetensors.SafetensorError) as fault:
         message = f"{folder / MANIFEST} does not fit the files beside it ({type(fault).__name__}: {fault})"
-        raise error("E0623", message, action=AGAIN.format(folder=folder)) from None
+        raise error("E0643", message, action=AGAIN.format(folder=folder)) from None
     except MeshwrightError as fault:
         message = f"a file of {folder} cannot be read by this version of Meshwright"
         notes = [d.render() for d in fault.diagnostics]
-        raise error("E0623", message, action=AGAIN.format(folder=folder), notes=notes) from None
+        raise error("E0643", message, action=AGAIN.format(folder=folder), notes=notes) from None
     artefact = Artefact(folder, rank_program, source, train)
     names = [name for name in content if name.endswith(".safetensors") and name != "constants.safetensors"]
     artefact.tensors = {name.removesuffix(".safetensors"): folder / name for name in names}
@@ -170,19 +170,19 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         what = "is no folder" if not folder.is_dir() else f"holds no artefact (there is no {MANIFEST})"
-        raise error("E0620", f"{folder} {what}", action="give the folder that 'meshwright compile ... -o FOLDER' wrote")
+        raise error("E0640", f"{folder} {what}", action="give the folder that 'meshwright compile ... -o FOLDER' wrote")
     again = AGAIN.format(folder=folder)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
-        raise error("E0623", f"{path} cannot be read: {fault}", action=again) from None
+        raise error("E0643", f"{path} cannot be read: {fault}", action=again) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise error("E0623", f"{path} is not the manifest of an artefact", action=again)
+        raise error("E0643", f"{path} is not the manifest of an artefact", action=again)
     if manifest.get("format") != FORMAT:
         written = manifest.get("meshwright", "an unknown version")
-        raise error("E0624", f"{folder} was written by Meshwright {written} in another format", action=again)
+        raise error("E0644", f"{folder} was written by Meshwright {written} in another format", action=again)
     if not sealed(manifest):
-        raise error("E0622", f"{path} was edited or damaged after compilation", action=again)
+        raise error("E0642", f"{path} was edited or damaged after compilation", action=again)
     return manifest
 
 
@@ -193,11 +193,11 @@ def _checked(folder: Path, name: str, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as fault:
-        raise error("E0621", f"{path} is missing or cannot be read: {fault.strerror}", action=again) from None
+        raise error("E0641", f"{path} is missing or cannot be read: {fault.strerror}", action=again) from None
     if file_hash(data) != digest:
         if name == "plan.toml":
             again = f"compile again with this plan: meshwright compile ... --plan {path} -o {folder}"
-        raise error("E0622", f"{path} was edited or damaged after compilation", action=again)
+        raise error("E0642", f"{path} was edited or damaged after compilation", action=again)
     return data
 
 
@@ -211,7 +211,7 @@ def _local(text: Mapping[str, str], name: str, folder: Path, title: str, device:
     source = text[f"rank/{name}.py"]
     if emit_python(graph, name, title) != source:
         message = f"{folder / 'rank' / name}.py is not what {name}.ir prints as"
-        raise error("E0622", message, action=AGAIN.format(folder=folder))
+        raise error("E0642", message, action=AGAIN.format(folder=folder))
     on_device(graph, device)
     run_file(graph, name, source, str(folder / "rank" / f"{name}.py"), device)
     return graph

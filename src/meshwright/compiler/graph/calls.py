@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -10,16 +11,16 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-import meshwright.compiler.graph.ops  # registers torch.ops.meshwright
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.rules.rule import LocalCall, Offset, OpCall, Operand, TensorType
-
 
 
 @cache
 def overload(name: str) -> OpOverload:
     """``aten.add.Tensor`` -> ``torch.ops.aten.add.Tensor``. Raises AttributeError for an unknown op."""
     namespace, op, variant = name.split(".", 2)
+    if namespace == "meshwright":
+        importlib.import_module("meshwright.compiler.graph.ops")  # registers them
     found = getattr(getattr(getattr(torch.ops, namespace), op), variant)
     assert isinstance(found, OpOverload)
     return found
@@ -81,9 +82,7 @@ def describe(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
     return OpCall(overload_name(target), positional, keywords, tuple(operands), results, pointwise)
 
 
-def _by_schema(
-    target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def _by_schema(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Every positional parameter in order, defaults filled in, and the keyword-only ones that are given."""
     ordered: list[Any] = []
     named: dict[str, Any] = {}

@@ -41,18 +41,29 @@ def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
     """The same graph with collectives of one kind, block and phase joined. Needs shapes in ``meta["val"]``."""
     graph = local.module.graph
     order = {n: i for i, n in enumerate(graph.nodes)}
-    groups: dict[_Key, list[fx.Node]] = {}
-    for node in graph.nodes:
-        key = _key(node, mesh)
-        if key is not None:
-            groups.setdefault(key, []).append(node)
-    for key, nodes in groups.items():
+    for key, nodes in _runs(graph.nodes, mesh):
         for members in _buckets(nodes, order, key.target in _EARLY, limit):
             if len(members) > 1:
                 _join(graph, key, members)
     graph.lint()
     local.module.recompile()
     return local
+
+
+def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node]]]:
+    """Collectives of one key; a run ends where another block begins to use the same kind on the same axes."""
+    runs: list[tuple[_Key, list[fx.Node]]] = []
+    current: dict[tuple[Any, ...], tuple[_Key, list[fx.Node]]] = {}
+    for node in nodes:
+        key = _key(node, mesh)
+        if key is None:
+            continue
+        kind = (key.target, key.axes, key.reduction, key.dtype)
+        if kind not in current or current[kind][0].where != key.where:
+            current[kind] = (key, [])
+            runs.append(current[kind])
+        current[kind][1].append(node)
+    return runs
 
 
 def _key(node: fx.Node, mesh: Mesh) -> _Key | None:

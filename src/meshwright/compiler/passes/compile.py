@@ -30,7 +30,7 @@ def compile_step(program: StepProgram, plan: Plan) -> RankProgram:
 
     prologue = propagate(program.prologue, plan.mesh, _prologue_placement(program, plan), warn=_warn)
     micro = propagate(program.micro, with_micro, _micro_placement(program, plan, layout), sequence=sequence, warn=_warn)
-    owed = {v: s for v, s in _output_shardings(micro).items() if v.kind in ("gradient", "loss")}
+    owed = {v: s for v, s in _output_shardings(micro).items() if v.kind == "gradient"}
     update = propagate(
         program.update, plan.mesh, _update_placement(program, layout, state, owed), whole_contractions=True, warn=_warn
     )
@@ -81,8 +81,6 @@ def _update_placement(
         elif value.kind == "gradient":
             inputs[value] = owed[value].without({"micro"})
             early[value] = layout[value.name].state
-        elif value.kind == "loss":
-            inputs[value] = owed[value].without({"micro"})
         elif value.kind == "state":
             inputs[value] = state[value.name]
     outputs = {}

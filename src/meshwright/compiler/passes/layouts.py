@@ -94,7 +94,12 @@ def check_plan(program: StepProgram, plan: Plan) -> None:
     for what, axes in used.items():
         for axis in axes:
             if axis not in mesh.names:
-                raise error("E0301", f"{what} is cut by '{axis}', which is not an axis of the mesh ({mesh})", None, suggestion(axis, mesh.names))
+                raise error(
+                    "E0301",
+                    f"{what} is cut by '{axis}', which is not an axis of the mesh ({mesh})",
+                    None,
+                    suggestion(axis, mesh.names),
+                )
     size = program.batch_size
     if plan.microbatches < 1 or size % plan.microbatches:
         legal = [n for n in range(1, size + 1) if size % n == 0]

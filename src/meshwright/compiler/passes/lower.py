@@ -109,9 +109,10 @@ class _Lowering:
     def _op(self, node: fx.Node, chosen: Chosen) -> fx.Node:
         rule, decision = chosen.rule, chosen.decision
         operands = [self.env[n] for n in operand_nodes(node)]
-        if not any(s.axes for dim in decision.segments.values() for s in dim):
+        if not rule.dense and not any(s.axes for dim in decision.segments.values() for s in dim):
             return self.new.node_copy(node, self.env.__getitem__)
         operands = [self._fill(x, i, chosen) for i, x in enumerate(operands)]
+        operands = [self._contiguous(x) if i in rule.dense else x for i, x in enumerate(operands)]
         results = tuple(None if s is None else s.local_shape(self.mesh) for s in decision.results)
         first = decision.results[0]
         expanded = bool(rule.indexed and first is not None and any(len(dim) > 1 for dim in first.dims))
@@ -133,6 +134,11 @@ class _Lowering:
             made = self._reshape(made, first.local_shape(self.mesh))
         return made
 
+    def _contiguous(self, x: fx.Node) -> fx.Node:
+        import torch
+
+        return self.new.call_function(torch.ops.aten.contiguous.default, (x,))
+
     def _fill(self, x: fx.Node, index: int, chosen: Chosen) -> fx.Node:
         """Neutral elements into the operand's padding along factors that the op reduces."""
         rule, sharding = chosen.rule, chosen.decision.operands[index]
@@ -140,7 +146,7 @@ class _Lowering:
             segment_index = 0
             for factor in factors:
                 for segment in chosen.decision.segments[factor]:
-                    if factor in rule.reduce and segment.axes and segment.padded(self.mesh):
+                    if factor in {*rule.reduce, *rule.masked} and segment.axes and segment.padded(self.mesh):
                         x = self._fill_one(x, sharding, d, segment_index, rule.neutral(factor))
                     segment_index += 1
         return x

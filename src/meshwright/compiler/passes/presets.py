@@ -92,7 +92,12 @@ def _parse(text: str, ranks: int | None) -> tuple[dict[str, int], dict[str, int]
     given = math.prod(n for n in sizes.values() if n)
     if open_word:
         if ranks is None or ranks % given:
-            raise error("E0307", f"'{open_word}' has no size and {ranks or 'unknown'} ranks do not give one", None, f"write {open_word}=2, say")
+            raise error(
+                "E0307",
+                f"'{open_word}' has no size and {ranks or 'unknown'} ranks do not give one",
+                None,
+                f"write {open_word}=2, say",
+            )
         sizes[open_word] = ranks // given
     elif ranks is not None and given != ranks:
         raise error("E0307", f"the preset '{text}' is for {given} ranks, not {ranks}", None, f"use --ranks {given}")

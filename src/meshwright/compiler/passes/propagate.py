@@ -66,6 +66,8 @@ class _Placed:
     priority: dict[str, Priority]
     weight: bool = False
     """Whether it is made of stored weights alone, by casts and views."""
+    terms: tuple[_Placed, _Placed] | None = None
+    """Of a sum that nothing else reads: a term that owed nothing, and one that still owes (see ``_regroup``)."""
 
 
 def propagate(
@@ -138,6 +140,8 @@ class _Propagation:
         if rule is None:
             self.warn(f"no rule for {call.name}: it runs on whole operands")
             rule = whole_rule(call)
+        if self._regroup(node, call, sources):
+            return
         operands = [self._best(s) for s in sources]
         keep = bool(operands) and all(p.weight for p in operands) and not rule.reduce
         held = tuple(Held(p.sharding, p.priority, _bytes(s)) for p, s in zip(operands, sources, strict=True))
@@ -147,6 +151,7 @@ class _Propagation:
             self.mesh,
             wanted=self.wanted.get(node, ()),
             sequence=self.sequence,
+            regroups=_is_sum(call) or (len(call.operands) == 1 and not call.pointwise),
             keep_storage=keep,
             whole=self.whole and call.name.startswith("meshwright.einsum"),
         )
@@ -159,6 +164,8 @@ class _Propagation:
         )
         if len(shardings) == 1 and shardings[0] is not None:
             self._annotate(copy, node, shardings[0])
+            if _is_sum(call) and len(node.users) == 1:
+                self._remember_terms(node, sources)
 
     def _place_item(self, node: fx.Node) -> None:
         source, index = node.args
@@ -207,8 +214,15 @@ class _Propagation:
         made = self.new.call_function(redistribute, (placed.node, source, target))
         note = annotation(placed.node)
         made.meta["val"] = placed.node.meta.get("val")
-        made.meta["meshwright"] = replace(note, sharding=target, phase=annotation(user).phase, block=annotation(user).block)
-        priority = {a: placed.priority.get(a, Priority.SOFT if a in self.sequence else Priority.HARD) for a in target.axes}
+        made.meta["meshwright"] = replace(
+            note, sharding=target, phase=annotation(user).phase, block=annotation(user).block
+        )
+        priority = {
+            a: placed.priority.get(a, Priority.SOFT if a in self.sequence else Priority.HARD) for a in target.axes
+        }
+        if final:
+            # at once, so that a gradient is cut as soon as it is there and the whole one is freed
+            placed.node.append(made)
         moved = _Placed(made, target, priority, weight=placed.weight and not final)
         self.moved[key] = moved
         if pays and not target.owed and not final:
@@ -245,6 +259,43 @@ class _Propagation:
         copy.meta[DECISION] = Chosen(make_call(node), whole_rule(make_call(node)), _trivial(scalar, len(parts)))
         self.placed[node] = (_Placed(self._annotate(copy, node, scalar), scalar, {}),)
         return True
+
+    def _remember_terms(self, node: fx.Node, sources: tuple[fx.Node, ...]) -> None:
+        owing = [self._only(s) for s in sources if self._only(s).sharding.owed]
+        paid = [self._only(s) for s in sources if not self._only(s).sharding.owed]
+        if len(owing) == len(paid) == 1:
+            self.placed[node] = (replace(self._only(node), terms=(paid[0], owing[0])),)
+
+    def _regroup(self, node: fx.Node, call: OpCall, sources: tuple[fx.Node, ...]) -> bool:
+        """``(r + a) + b``, where ``a`` and ``b`` owe the same sums, as ``r + (a + b)``: paid once instead of twice.
+
+        The sum ``r + a`` made before, and its payment, are then read by nobody and fall away.
+        """
+        if not _is_sum(call):
+            return False
+        first, second = (self._only(s) for s in sources)
+        for whole, owing in ((first, second), (second, first)):
+            if whole.terms is None or whole.terms[1].sharding != owing.sharding or not owing.sharding.owed:
+                continue
+            paid, earlier = whole.terms
+            rule = rule_of(call)
+            assert rule is not None
+            inner = self._sum(node, call, rule, earlier, owing)
+            outer = self._sum(node, call, rule, paid, inner)
+            self.placed[node] = (replace(outer, terms=(paid, inner) if len(node.users) == 1 else None),)
+            return True
+        return False
+
+    def _sum(self, node: fx.Node, call: OpCall, rule: Rule, a: _Placed, b: _Placed) -> _Placed:
+        size = _bytes(node)
+        held = tuple(Held(p.sharding, p.priority, size) for p in (a, b))
+        decision = decide(rule, held, self.mesh, sequence=self.sequence, regroups=True)
+        moved = [self._move(p, t, node) for p, t in zip((a, b), decision.operands, strict=True)]
+        copy = self._copy(node, call, moved)
+        copy.meta[DECISION] = Chosen(call, rule, decision)
+        (sharding,) = decision.results
+        assert sharding is not None
+        return _Placed(self._annotate(copy, node, sharding), sharding, _inherit(sharding, decision.priority))
 
     def _copy(self, node: fx.Node, call: OpCall, moved: list[_Placed]) -> fx.Node:
         """The node in the new graph, on the operands as they lie now."""
@@ -284,6 +335,12 @@ def _no_offset(offset: Offset) -> int:
 
 def _trivial(sharding: Sharding, operands: int) -> Decision:
     return Decision({}, (sharding,) * operands, (sharding,), {})
+
+
+def _is_sum(call: OpCall) -> bool:
+    """Whether the call adds two tensors of the same type, as they are."""
+    types = {*call.operands, *call.results}
+    return call.name == "aten.add.Tensor" and len(call.operands) == 2 and len(types) == 1 and call.kwargs.get("alpha", 1) == 1
 
 
 def _inherit(sharding: Sharding, priority: Mapping[str, Priority]) -> dict[str, Priority]:

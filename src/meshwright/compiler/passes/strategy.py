@@ -62,13 +62,15 @@ def decide(
     *,
     wanted: tuple[Sharding | None, ...] = (),
     sequence: frozenset[str] = frozenset(),
+    regroups: bool = False,
     keep_storage: bool = False,
     whole: bool = False,
 ) -> Decision:
     """Choose the cut of one op.
 
     ``wanted`` are shardings that the results will need (their cuts are proposed as HARD);
-    ``sequence`` the axes whose owed sums are paid into a cut of the time dim; ``keep_storage``
+    ``sequence`` the axes whose owed sums are paid into a cut of the time dim, by the first op that does
+    more than regroup elements or add sums (``regroups``), so that no branch pays again; ``keep_storage``
     lets storage cuts stay (the op only reshapes or casts weights); ``whole`` forbids any cut but
     along factors that pass through to every result (whole-matrix optimizer rules).
     """
@@ -88,7 +90,7 @@ def decide(
                 proposals[axis].append(Proposal(factor, Priority.HARD, dim, -1))
     for number, held in enumerate(operands):
         for axis in held.sharding.owed & sequence:
-            if not (axis in passing and not proposals[axis]):
+            if not (axis in passing and regroups and not proposals[axis]):
                 found = _time_factor(rule, number, held.sharding, mesh, axis)
                 if found:
                     proposals[axis].append(Proposal(found[0], Priority.SOFT, found[1], number))
@@ -263,7 +265,6 @@ def _result(rule: Rule, dims: Dims, segments: Mapping[str, Dim], owed_through: s
             continue
         reduction = rule.reduce.get(factor, "sum" if factor in rule.masked else None)
         for axis in (a for s in dim for a in s.axes):
-            if reduction is None:
-                raise ValueError(f"factor {factor} is cut by {axis}, absent from a result, and not said to be reduced")
-            partial.add((axis, reduction))
+            if reduction is not None:  # else the result does not depend on the factor
+                partial.add((axis, reduction))
     return Sharding(_dims(dims, segments), frozenset(partial)).canonical(mesh)

@@ -71,7 +71,9 @@ def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
         cuts.update(_head_cuts(heads, mesh_axes, degree))
         taken |= set().union(*(uses[a] for a in cuts))
     inner = [a for a in free if not a.roles and len(uses[a]) > 1 and a.size >= degree]
-    tables = [a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles and a.size >= VOCABULARY * degree]
+    tables = [
+        a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles and a.size >= VOCABULARY * degree
+    ]
     for atom in sorted(inner, key=lambda a: -a.size) + sorted(tables, key=lambda a: -a.size):
         if not uses[atom] & taken:
             cuts[atom] = every

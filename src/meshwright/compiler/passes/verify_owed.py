@@ -64,7 +64,7 @@ def _check_op(node: fx.Node, chosen: Chosen, mesh: Mesh) -> None:
                 continue
             present = {f for factors in dims for f in factors}
             reduced = cut - present
-            expected = {"sum"} if owing else {rule.reduce.get(f, "sum") for f in reduced}
+            expected = {"sum"} if owing else {rule.reduce[f] for f in reduced if f in rule.reduce}
             masked = {f for f in rule.masked if axis in _axes(chosen, f)} - present
             expected |= {"sum"} if masked else set()
             found = {op for a, op in result.partial if a == axis}

@@ -18,7 +18,9 @@ from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.rule import Dims, Rule
 
 
-def wanted_shardings(graph: Graph, mesh: Mesh, outputs: Mapping[Value, Sharding]) -> dict[fx.Node, tuple[Sharding | None, ...]]:
+def wanted_shardings(
+    graph: Graph, mesh: Mesh, outputs: Mapping[Value, Sharding]
+) -> dict[fx.Node, tuple[Sharding | None, ...]]:
     """For nodes that lead to an output by casts, views and sums alone: the sharding of their results."""
     wanted: dict[fx.Node, Sharding] = {}
     for value, node in graph.outputs().items():

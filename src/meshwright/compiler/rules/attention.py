@@ -1,7 +1,8 @@
-"""``meshwright.attention``: batch, heads, query positions and value channels pass.
+"""``meshwright.attention``: batch, heads and query positions pass.
 
 Positions are those of the whole tensor, so a shard is told where its part begins. Forward needs
 the keys whole (their softmax is taken inside); backward does not, since it is given logsumexp.
+Channels are whole in both: the fused kernels want query and value equally wide.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def _positions(at: int, sizes: dict[str, int]) -> Local:
         causal, window, _, dropout = call.args[at : at + 4]
         if not (shards.cut & set("bhts")) or not (causal or window or dropout > 0):
             return unchanged
-        offsets = [Offset(f) if f in shards.cut else 0 for f in "bhts"]
+        needed = shards.cut & _contiguous(call, at)
+        offsets = [Offset(f) if f in needed else 0 for f in "bhts"]
         return with_arguments(unchanged, {at + 5: [sizes[f] for f in "bhts"], at + 6: offsets})
 
     return local
@@ -45,7 +47,7 @@ def _positions(at: int, sizes: dict[str, int]) -> Local:
 def _contiguous(call: OpCall, at: int) -> frozenset[str]:
     """The factors whose offset counts: all that index the dropout mask, time where a mask follows from positions."""
     causal, window, _, dropout = call.args[at : at + 4]
-    return frozenset("bht") if dropout > 0 else frozenset("t") if causal or window else frozenset()
+    return frozenset("bhts") if dropout > 0 else frozenset("ts") if causal or window else frozenset()
 
 
 def _relation(call: OpCall, at: int) -> str:
@@ -74,7 +76,7 @@ def attention(call: OpCall) -> Rule:
         sizes,
         (*made.operands, *masks),
         made.results,
-        whole=frozenset({"s", "c"} | (sizes.keys() & {"seed"})),
+        whole=frozenset({"s", "c", "d"} | (sizes.keys() & {"seed"})),
         relations={"s": _relation(call, 5), "c": "all", **({"seed": "all"} if "seed" in sizes else {})},
         local=_positions(5, sizes),
         contiguous=_contiguous(call, 5),

@@ -21,7 +21,7 @@ def contraction(call: OpCall, text: str, **more: Any) -> Rule:
         made.sizes,
         made.operands,
         made.results,
-        reduce={f: "sum" for f in sorted(summed - whole)},
+        reduce=dict.fromkeys(sorted(summed - whole), "sum"),
         whole=whole,
         linear=more.pop("linear", _EACH),
         relations=dict.fromkeys(sorted(summed), "all"),

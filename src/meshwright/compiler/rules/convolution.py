@@ -105,7 +105,7 @@ def backward(call: OpCall) -> Rule:
         reduce={"n": "sum", "o": "sum", **dict.fromkeys(sorted(tiles), "sum")},
         whole=frozenset(form.spatial),
         linear=(frozenset({0}),),
-        relations={**dict.fromkeys(form.spatial, "all")},
+        relations=dict.fromkeys({*form.spatial, *(("n", *tiles) if results[0] is None else ())}, "all"),
         local=local,
         flops=form.flops * sum(bool(wanted) for wanted in mask[:2]),
         accumulates=frozenset({"n", "o"} | tiles),

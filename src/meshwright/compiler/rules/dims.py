@@ -51,3 +51,8 @@ def all_whole(call: OpCall) -> Rule:
     results = tuple(dims(t, f"y{n}_") if t is not None else None for n, t in enumerate(call.results))
     relations = {f: "all" for operand in operands for f in listed(operand)}
     return Rule(sizes, operands, results, whole=frozenset(sizes), relations=relations)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether the short name is that of a floating point dtype."""
+    return dtype.startswith(("f", "bf"))

@@ -52,7 +52,12 @@ def cross_entropy(call: OpCall) -> Rule:
     """Not taken apart, the op needs all classes."""
     sizes, rows = _rows(call, 0)
     return Rule(
-        sizes, ((*rows, ("v",)), rows), (rows, rows), whole=frozenset({"v"}), relations={"v": "all"}, accumulates=frozenset({"v"})
+        sizes,
+        ((*rows, ("v",)), rows),
+        (rows, rows),
+        whole=frozenset({"v"}),
+        relations={"v": "all"},
+        accumulates=frozenset({"v"}),
     )
 
 
@@ -65,7 +70,9 @@ def cross_entropy_backward(call: OpCall) -> Rule:
     def local(call: OpCall, unchanged: LocalCall, shards: Shards) -> LocalCall:
         return with_arguments(unchanged, {4: Offset("v")}) if "v" in shards.cut else unchanged
 
-    return Rule(sizes, (rows, logits, rows, rows), (logits,), linear=(frozenset({0}),), local=local)
+    return Rule(
+        sizes, (rows, logits, rows, rows), (logits,), contiguous=frozenset({"v"}), linear=(frozenset({0}),), local=local
+    )
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss_backward")
@@ -76,8 +83,7 @@ def nll_loss(call: OpCall) -> Rule:
     at = 1 if backward else 0
     shape = call.operands[at].shape
     if reduction != 0 or len(shape) != 2:
-        made = all_whole(call)
-        return made
+        return all_whole(call)
     sizes = {"n": shape[0], "v": shape[1]}
     logits: Dims = (("n",), ("v",))
     rows: Dims = (("n",),)
@@ -89,5 +95,10 @@ def nll_loss(call: OpCall) -> Rule:
     results = tuple(known[len(r.shape)] if r is not None else None for r in call.results)
     whole = listed((("v",),))
     return Rule(
-        sizes, tuple(operands), results, whole=whole, linear=(frozenset({0}),) if backward else (), relations={"v": "data"}
+        sizes,
+        tuple(operands),
+        results,
+        whole=whole,
+        linear=(frozenset({0}),) if backward else (),
+        relations={"v": "data"},
     )

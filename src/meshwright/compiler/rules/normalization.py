@@ -53,6 +53,7 @@ def row_norm_backward(call: OpCall) -> Rule:
         tuple(operands),
         results,
         reduce=dict.fromkeys(sorted(rows), "sum") if any(r is not None for r in results[1:]) else {},
+        dense=frozenset(range(len(operands))),
         whole=whole,
         linear=(frozenset({0}),),
         relations=dict.fromkeys(whole, "all"),
@@ -81,6 +82,7 @@ def group_norm(call: OpCall) -> Rule:
         "whole": whole,
         "relations": dict.fromkeys(whole, "all"),
         "local": local,
+        "dense": frozenset(range(len(call.operands))),
         "accumulates": whole | ({"n"} if backward else frozenset()),
     }
     if not backward:

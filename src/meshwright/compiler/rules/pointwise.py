@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.compiler.rules.arguments import operand_at, operands_at
-from meshwright.compiler.rules.dims import all_whole, broadcast, named
+from meshwright.compiler.rules.dims import all_whole, broadcast, is_float, named
 from meshwright.compiler.rules.rule import Dims, OpCall, Rule, TensorType, rule
 
 Groups = tuple[frozenset[int], ...]
@@ -84,13 +84,9 @@ def _addcmul(call: OpCall) -> Groups:
 def _cast(call: OpCall) -> Groups:
     """A cast is linear (to rounding) between floats; to an integer it rounds, from a boolean it tests."""
     source, target = call.operands[0].dtype, call.results[0].dtype if call.results[0] else ""
-    if source == target or (_is_float(source) and _is_float(target)):
+    if source == target or (is_float(source) and is_float(target)):
         return (frozenset({0}),)
     return ()
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("f", "bf"))
 
 
 _BACKWARD = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshwright.compiler.rules.arguments import normal_dim, normal_dims
-from meshwright.compiler.rules.dims import named
+from meshwright.compiler.rules.dims import is_float, named
 from meshwright.compiler.rules.rule import Dims, Factors, OpCall, Rule, rule
 
 
@@ -22,7 +22,12 @@ def reduced(dims: Dims, over: Iterable[int], keep: bool) -> Dims:
 
 
 def reduction(
-    call: OpCall, over: Iterable[int], keep: bool, by: str | None = None, linear: bool = False, accumulates: bool = False
+    call: OpCall,
+    over: Iterable[int],
+    keep: bool,
+    by: str | None = None,
+    linear: bool = False,
+    accumulates: bool = False,
 ) -> Rule:
     """``by`` is the reduction that a cut leaves owed; None: the dims are whole."""
     over = tuple(over)
@@ -34,7 +39,7 @@ def reduction(
         sizes,
         (operand,),
         tuple(result if r is not None else None for r in call.results),
-        reduce={f: by for f in factors} if by else {},
+        reduce=dict.fromkeys(factors, by) if by else {},
         whole=frozenset() if by else frozenset(factors),
         linear=(frozenset({0}),) if linear else (),
         relations=dict.fromkeys(factors, "all"),
@@ -58,7 +63,7 @@ def sum_(call: OpCall) -> Rule:
 def _keeps_dtype(call: OpCall) -> bool:
     """A sum of booleans counts, and a sum of integers as floats rounds: an owed part cannot pass."""
     source, result = call.operands[0].dtype, call.results[0].dtype if call.results[0] else ""
-    return source == result or (source[0] in "bf" and source != "bool" and result[0] in "bf")
+    return source == result or (is_float(source) and is_float(result))
 
 
 @rule("aten.mean")
@@ -71,7 +76,7 @@ def mean(call: OpCall) -> Rule:
 def extreme(call: OpCall) -> Rule:
     by = "max" if call.name.startswith("aten.amax") else "min"
     # only floats have an infinity to fill padding with
-    floats = call.operands[0].dtype[0] in "bf" and call.operands[0].dtype != "bool"
+    floats = is_float(call.operands[0].dtype)
     return reduction(call, _dims(call), _keep(call), by if floats else None)
 
 
@@ -90,7 +95,7 @@ def extreme_and_place(call: OpCall) -> Rule:
 
 def extreme_of_all(call: OpCall) -> Rule:
     by = "max" if call.name.startswith("aten.max") else "min"
-    floats = call.operands[0].dtype[0] in "bf" and call.operands[0].dtype != "bool"
+    floats = is_float(call.operands[0].dtype)
     return reduction(call, range(len(call.operands[0].shape)), False, by if floats else None)
 
 
@@ -134,7 +139,7 @@ def along(call: OpCall) -> Rule:
     if op == "topk":
         count = int(call.args[1])
         top: Factors = () if count == 1 else (f"{name}'",)
-        sizes.update({f: count for f in top})
+        sizes.update(dict.fromkeys(top, count))
         whole |= set(top)
         result = (*operand[:dim], top, *operand[dim + 1 :])
     return Rule(

@@ -77,7 +77,9 @@ def _reshape(call: OpCall) -> Rule:
     return common_factors(call.operands[0].shape, result.shape)
 
 
-@rule("aten.view.default", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy.default")
+@rule(
+    "aten.view.default", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy.default"
+)
 def view(call: OpCall) -> Rule:
     """A shard need not have the strides that a view asks for, so it is reshaped."""
 
@@ -170,5 +172,3 @@ def _order(call: OpCall, ndim: int) -> list[int]:
     if op == "mT":
         return [*order[:-2], ndim - 1, ndim - 2]
     return order[::-1]
-
-

@@ -128,6 +128,8 @@ class Rule:
     indexed: bool = False
     """The op's values depend on the global index of each element (dropout): a shard runs it on a view with
     one dim per segment, and ``Shards.result_shapes[0]`` is the shape of that view."""
+    dense: frozenset[int] = frozenset()
+    """Operands whose memory the kernel walks without a look at strides: they are made contiguous first."""
     accumulates: frozenset[str] = frozenset()
     """Reduced factors (their sums are taken in the kernel's accumulator)."""
 

@@ -302,7 +302,7 @@ def windowed(call: OpCall) -> Rule:
     dims = named(shape, "d", draft.sizes)
     if op == "unfold":
         gone = {normal_dim(call.args[1], len(shape))}
-        dim, = gone
+        (dim,) = gone
         window = draft.factors((f"d{dim}n", first.shape[dim])), draft.factors((f"d{dim}w", first.shape[-1]))
         result = (*_replaced(dims, dim, window[0]), window[1])
         made = {f"d{dim}n", f"d{dim}w"}

@@ -49,6 +49,9 @@ def finish(module: fx.GraphModule, inputs: Sequence[Value], outputs: Sequence[Va
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function"):
             annotation(node)
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]  # the list of outputs
+    graph.set_codegen(fx.graph.CodeGen())  # a traced graph takes and gives nested lists
     graph.lint()
     made = fx.GraphModule(torch.nn.Module(), graph)
     return Graph(made, Signature(tuple(kept), tuple(outputs)))
@@ -56,7 +59,8 @@ def finish(module: fx.GraphModule, inputs: Sequence[Value], outputs: Sequence[Va
 
 def _rename(node: fx.Node, value: Value) -> None:
     name = value.name if value.kind not in ("gradient", "state") else f"{value.kind}_{value.name}"
-    node.name = node.graph._graph_namespace.create_name("".join(c if c.isalnum() else "_" for c in name) or value.kind, node)
+    label = "".join(c if c.isalnum() else "_" for c in name) or value.kind
+    node.name = node.graph._graph_namespace.create_name(label, None)
     node.target = node.name
 
 
@@ -79,7 +83,7 @@ def split_prologue(
             states[node] = Unrelated()
         elif node.op == "call_function" and all(n in states for n in node.all_input_nodes):
             states[node] = follow(node, states, batch_size)
-    moved = [n for n, s in states.items() if isinstance(s, Lost) and _leaves(n, states)]
+    moved = [n for n, s in states.items() if _moves(n, s) and _leaves(n, states)]
     prologue = _extract(graph, moved, roles)
     last = places[-1]
     for node in moved:
@@ -95,7 +99,12 @@ def split_prologue(
 
 def _leaves(node: fx.Node, states: dict[fx.Node, State]) -> bool:
     """Whether something other than a value that moves as well uses the node."""
-    return any(not isinstance(states.get(user), Lost) for user in node.users)
+    return any(user not in states or not _moves(user, states[user]) for user in node.users)
+
+
+def _moves(node: fx.Node, state: State) -> bool:
+    """Gradients stay, for they are scaled by the loss's own gradient, also where that is a constant."""
+    return isinstance(state, Lost) and annotation(node).phase != "backward"
 
 
 def _extract(graph: fx.Graph, wanted: list[fx.Node], roles: dict[fx.Node, Value]) -> Graph:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -70,7 +69,9 @@ def replace(call: Call, made: Mapping[str, Tensor]) -> Call:
     return Call(args, kwargs)
 
 
-def batch_dims(found: Mapping[str, Tensor], given: Mapping[str, int | None] | None) -> tuple[int, dict[str, int | None]]:
+def batch_dims(
+    found: Mapping[str, Tensor], given: Mapping[str, int | None] | None
+) -> tuple[int, dict[str, int | None]]:
     """The batch size, and for each tensor the dim that is the batch (None: shared by all samples).
 
     The size is the one that most tensors have in dim 0. ``given`` says otherwise for the tensors that it names.
@@ -78,11 +79,15 @@ def batch_dims(found: Mapping[str, Tensor], given: Mapping[str, int | None] | No
     given = dict(given or {})
     for name in given:
         if name not in found:
-            raise error("E0216", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found))
+            raise error(
+                "E0216", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found)
+            )
     sizes = [t.shape[d] for n, t in found.items() if (d := given.get(n)) is not None]
     sizes = sizes or [t.shape[0] for n, t in found.items() if t.dim() and n not in given]
     if not sizes:
-        raise error("E0216", "no tensor of the batch has a batch dim", action="say which dim it is: batch_dims={name: dim}")
+        raise error(
+            "E0216", "no tensor of the batch has a batch dim", action="say which dim it is: batch_dims={name: dim}"
+        )
     size = Counter(sizes).most_common(1)[0][0]
     dims: dict[str, int | None] = {}
     for name, tensor in found.items():

@@ -17,6 +17,7 @@ from meshwright.compiler.plan import Precision
 from meshwright.frontend.capture import batch as batches
 from meshwright.frontend.capture.assemble import finish, lift_constants, split_prologue
 from meshwright.frontend.capture.batch import Step
+from meshwright.frontend.capture.contractions import rewrite_contractions
 from meshwright.frontend.capture.export import PREFIX, export
 from meshwright.frontend.capture.fingerprint import fingerprint
 from meshwright.frontend.capture.folding import fold_masks
@@ -133,9 +134,9 @@ class _Micro:
             [p.trainable for p in self._logical],
             [cast(p.spec.dtype, self._wanted.compute) for p in self._logical],
             self._wanted.reduce,
-            (loss_at, changed),
+            (loss_at, [(i, self._buffers[strip(str(outputs[i].target), PREFIX)].dtype) for i in changed]),
             folded,
-            masks,
+            {n: 1 + len(self._buffers) + len(self._batch) + names.index(n) for n in masks},
             Blocks(self._model),
             PREFIX,
         )
@@ -150,6 +151,7 @@ class _Micro:
         results += [Value("buffer", strip(str(outputs[i].target), PREFIX)) for i in changed]
         results += [Value("gradient", n) for n in with_gradient]
         lift_constants(joint.module, inputs, constants, "micro_")
+        rewrite_contractions(joint.module)
         tidy(joint.module)
         return joint.module, inputs, results, set(with_gradient)
 

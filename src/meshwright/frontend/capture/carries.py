@@ -47,6 +47,8 @@ def follow(node: fx.Node, states: dict[fx.Node, State], batch: int) -> State:
     """The state of a call's result (of its first tensor) from those of its operands."""
     operands = [(n, states[n]) for n in node.all_input_nodes]
     cut = [(n, s) for n, s in operands if isinstance(s, (Carries, Unclear))]
+    if node.target is aten.expand.default and not cut:
+        return Unclear() if any(isinstance(s, Lost) for _, s in operands) else Unrelated()
     if not cut:
         return Lost() if any(isinstance(s, Lost) for _, s in operands) else Unrelated()
     value = node.meta.get("val")

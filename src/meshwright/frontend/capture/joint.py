@@ -169,7 +169,9 @@ def _check(target: Any, place: Origin) -> None:
             "use torch.nn.functional.dropout, or draw the numbers outside and pass them in the batch",
         )
     if is_mutable(target):
-        raise error("E0217", f"'{name}' writes into a tensor in a way that cannot be undone", place, "write it out of place")
+        raise error(
+            "E0217", f"'{name}' writes into a tensor in a way that cannot be undone", place, "write it out of place"
+        )
 
 
 @dataclass
@@ -188,9 +190,9 @@ def trace_joint(
     trainable: list[bool],
     casts: list[torch.dtype],
     reduce: torch.dtype | None,
-    outputs: tuple[int, list[int]],
+    outputs: tuple[int, list[tuple[int, torch.dtype]]],
     folded: dict[fx.Node, Folded],
-    constants: dict[str, Tensor],
+    masks: dict[str, int],
     blocks: Blocks,
     prefix: str,
 ) -> Joint:
@@ -198,37 +200,38 @@ def trace_joint(
 
     ``parameters`` are fakes at rest; ``casts`` their dtypes in computation. ``others`` are the further inputs,
     the key first, then whatever ``arguments(parameters, others)`` needs to give the inputs of ``module``.
-    ``outputs`` says which output of ``module`` is the loss and which are buffers. The traced outputs are
-    ``(loss, *buffers, *gradients of trainable parameters that have one)``.
+    ``outputs`` says which output of ``module`` is the loss and which are buffers (with their dtypes). The traced
+    outputs are ``(loss, *buffers, *gradients of trainable parameters that have one)``. ``masks`` says which of
+    ``others`` the constant masks are.
     """
     marker = Marker(blocks)
-    interpreters: list[Interpreter] = []
     flags: list[bool] = []
 
-    def step(leaves: list[Tensor], rest: list[Tensor], fixed: dict[str, Tensor]) -> list[Tensor]:
+    def step(leaves: list[Tensor], rest: list[Tensor]) -> list[Tensor]:
         root = traced_graph()._root
         marker.last = root.prev
         cast = [p.to(d) if p.dtype != d else p for p, d in zip(leaves, casts, strict=True)]
+        fixed = {name: rest[at] for name, at in masks.items()}
         interpreter = Interpreter(prefix, marker, rest[0], folded, fixed)
-        interpreters.append(interpreter)
         found = interpreter.run(module, arguments(cast, rest))
         loss = found[outputs[0]]
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()
-        kept = [found[i].detach() for i in outputs[1]]
+        kept = [found[i].detach().to(dtype) for i, dtype in outputs[1]]
         wanted = [p for p, t in zip(leaves, trainable, strict=True) if t]
         grads: list[Tensor | None] = [None] * len(wanted)
         if loss.requires_grad:
             interpreter.mark_backward()
             marker.switch(None, "backward")
-            grads = list(torch.autograd.grad(loss, wanted, allow_unused=True))
+            one = torch.full((), 1.0, dtype=loss.dtype)  # not ones_like, which would wait for the loss
+            grads = list(torch.autograd.grad(loss, wanted, one, allow_unused=True))
         flags.extend(g is not None for g in grads)
         given = [g if reduce is None else g.to(reduce) for g in grads if g is not None]
         marker.switch(None)
         return [loss.detach(), *kept, *given]
 
     leaves = [p.detach().requires_grad_(t) for p, t in zip(parameters, trainable, strict=True)]
-    made = trace(step, leaves, others, constants)
+    made = trace(step, leaves, others)
     for node in made.graph.nodes:
         source, phase = marker.marks.get(node.name, (None, "forward"))
         value = node.meta.get("val")

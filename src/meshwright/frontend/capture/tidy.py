@@ -21,7 +21,13 @@ COPIES = {
     aten.contiguous.default,
 }
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.reshape.default}
-SAME_SHAPE = {aten.expand.default, aten.slice.Tensor, aten.squeeze.dims, aten.squeeze.default, aten.constant_pad_nd.default}
+SAME_SHAPE = {
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.squeeze.dims,
+    aten.squeeze.default,
+    aten.constant_pad_nd.default,
+}
 
 
 def tidy(module: fx.GraphModule) -> None:
@@ -46,17 +52,34 @@ def _simplify(node: fx.Node) -> None:
             source = source.args[0]
         assert isinstance(source, fx.Node)
         node.target, node.args, node.kwargs = aten.reshape.default, (source, shape), {}
+    if node.target is aten.cat.default:
+        # models start their caches with empty tensors
+        parts = [n for n in node.args[0] if n.meta["val"].numel()]  # type: ignore[union-attr]  # tensors
+        node.args = (parts if parts else list(node.args[0][:1]), *node.args[1:])  # type: ignore[index]
+    if node.target is aten.slice.Tensor:
+        source, dim, start, end = (*node.args, *(0, None, None)[len(node.args) - 1 :])[:4]
+        size = source.meta["val"].shape[dim]
+        bounds = slice(start, end).indices(size)[:2]
+        node.args = (source, dim % source.meta["val"].dim(), *bounds, *node.args[4:])
     if _is_identity(node):
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
+        source = _source(node)
+        assert source is not None
         node.replace_all_uses_with(source)
 
 
+def _source(node: fx.Node) -> fx.Node | None:
+    """The tensor that the node passes on, if it passes one on."""
+    first = node.args[0] if node.args else None
+    if node.target is aten.cat.default and len(first) == 1:  # type: ignore[arg-type]  # a list
+        first = first[0]  # type: ignore[index]
+    return first if isinstance(first, fx.Node) else None
+
+
 def _is_identity(node: fx.Node) -> bool:
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node):
+    source = _source(node)
+    if source is None:
         return False
-    if node.target in COPIES:
+    if node.target in COPIES or (node.target is aten.pow.Tensor_Scalar and node.args[1] == 1):
         return True
     before, after = source.meta.get("val"), node.meta.get("val")
     if not (isinstance(before, Tensor) and isinstance(after, Tensor)):
@@ -81,7 +104,9 @@ def _rewrite_cross_entropy(graph: fx.Graph) -> None:
         loss, total = node.meta["val"]
         with graph.inserting_before(node):
             whole = _call(graph, node, total, ours.logsumexp.default, logits)
-            picked = _call(graph, node, total.new_empty(total.shape, dtype=_dtype(logits)), ours.pick.default, logits, target, 0)
+            picked = _call(
+                graph, node, total.new_empty(total.shape, dtype=_dtype(logits)), ours.pick.default, logits, target, 0
+            )
             losses = _call(graph, node, loss, aten.sub.Tensor, whole, picked)
         for user in list(node.users):
             assert user.target is operator.getitem

@@ -24,9 +24,9 @@ from meshwright.frontend.language.build import (
 )
 from meshwright.frontend.language.checker import Checked, check
 from meshwright.frontend.language.initial import draw
-from meshwright.frontend.language.parallel import ParallelSection, read_parallel
+from meshwright.frontend.language.parallel import ParallelSection, check_parameters, read_parallel
 from meshwright.frontend.language.parser import parse
-from meshwright.frontend.language.sizes import Dimensions, dimensions
+from meshwright.frontend.language.sizes import Dimensions, dimensions, repeats
 from meshwright.frontend.language.train import TrainSection, read_train
 from meshwright.frontend.language.vocabulary import lookup_axis
 
@@ -129,11 +129,8 @@ def load_text(text: str, path: str, overrides: Mapping[str, float] | None = None
     """Like :func:`load`, for text at hand; ``path`` names it in errors and is where imports and data are looked for."""
     file = parse(text, path)
     changed = dict(overrides or {})
+    _check_overrides(file, changed)
     sizes = dimensions(file, changed)
-    for name in changed:
-        known = (*sizes.constants, *SETTINGS)
-        if name not in known:
-            raise error("E0210", f"nothing named '{name}' can be overridden", None, suggestion(name, known))
     folder = Path(path).parent
     imported = _imported(file, folder)
     checked = check(file, sizes, imported)
@@ -147,9 +144,26 @@ def load_text(text: str, path: str, overrides: Mapping[str, float] | None = None
     warnings: tuple[Diagnostic, ...] = ()
     if file.parallel is not None:
         parallel, warnings = read_parallel(file.parallel, sizes, tuple(functions))
+        check_parameters(parallel, {n: p.axes for n, p in declared_parameters(checked.model).items()})
     return LoadedFile(
         path, file.model.name.name, sizes, train, parallel, warnings, checked, Classes(path, imported), vocabulary
     )
+
+
+def _check_overrides(file: tree.File, overrides: Mapping[str, float]) -> None:
+    """Every override must name something and be a value that could be written there."""
+    assert file.axes is not None and file.model is not None
+    axes = [a.name.name for a in file.axes.axes if a.role is None or a.role.name != "batch"]
+    bodies = [f.body for f in (*file.functions, file.model)]
+    known = (*axes, *(r.name.name for body in bodies for r in repeats(body)), *SETTINGS)
+    for name, value in overrides.items():
+        if name not in known:
+            raise error("E0210", f"nothing named '{name}' can be overridden", None, suggestion(name, known))
+        least = 0 if name == "seed" else 1
+        if name == "clip" and value <= 0:
+            raise error("E0219", f"'clip' is overridden by {value:g}", None, "pass a number above zero")
+        if name != "clip" and (value != int(value) or value < least):
+            raise error("E0219", f"'{name}' is overridden by {value:g}", None, f"pass a whole number from {least} on")
 
 
 def _imported(file: tree.File, folder: Path) -> dict[str, object]:

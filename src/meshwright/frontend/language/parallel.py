@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.compiler.diagnostics import Diagnostic, Span, error, nearest, suggestion
 from meshwright.frontend.language import tree
@@ -30,8 +30,8 @@ class ParallelSection:
 
     mesh: tuple[tuple[str, int], ...] = ()
     mesh_span: Span | None = None
-    shard: Mapping[str, Placement] | None = None
-    storage: Mapping[str, Placement] | None = None
+    shard: Mapping[str, Placement] = field(default_factory=dict)
+    storage: Mapping[str, Placement] = field(default_factory=dict)
     sequence: Placement | None = None
     microbatches: int | None = None
     microbatches_span: Span | None = None
@@ -89,6 +89,22 @@ def read_parallel(
         ),
         tuple(warnings),
     )
+
+
+def check_parameters(section: ParallelSection, parameter_axes: Mapping[str, tuple[str, ...]]) -> None:
+    """No mesh axis may cut two dims of one parameter."""
+    for name, axes in parameter_axes.items():
+        cut: dict[str, str] = {}
+        for axis in axes:
+            placement = section.shard.get(axis)
+            for mesh_axis in placement.on if placement else ():
+                if placement is not None and mesh_axis in cut:
+                    message = (
+                        f"'{mesh_axis}' would cut both '{cut[mesh_axis]}' and '{axis}' of {name}[{' '.join(axes)}]"
+                    )
+                    action = f"shard '{cut[mesh_axis]}' or '{axis}' on another mesh axis"
+                    raise error("E0224", message, placement.span, action)
+                cut[mesh_axis] = axis
 
 
 def _mesh(section: tree.Parallel, dimensions: Dimensions) -> tuple[tuple[tuple[str, int], ...], Span | None]:

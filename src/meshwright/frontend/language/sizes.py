@@ -135,9 +135,8 @@ def dimensions(file: tree.File, overrides: Mapping[str, float]) -> Dimensions:
     for axis in file.axes.axes:
         name, span = axis.name.name, axis.name.span
         if name in words:
-            raise error(
-                "E0202", f"axis '{name}' is declared twice", span, f"line {words[name].span.line} has it already"
-            )
+            line = words[name].span.line
+            raise error("E0202", f"axis '{name}' is declared twice", span, f"keep this one or the one in line {line}")
         words[name] = axis.name
         if axis.role is not None:
             _role(axis, axis.role, roles)

@@ -9,8 +9,6 @@ from lark.indenter import DedentError
 
 from meshwright.compiler.diagnostics import MeshwrightError, Span, error, nearest
 
-SECTIONS = {"use", "axes", "def", "model", "train", "parallel"}
-
 _WORDS = {
     "NAME": "a name",
     "NUMBER": "a number",
@@ -49,16 +47,17 @@ def syntax_error(fault: UnexpectedInput, path: str, lines: list[str]) -> Meshwri
         span = _span(path, lines, fault.line, fault.column, 1)
         if fault.char == '"':
             return error("E0104", "the text is not closed", span, 'close it with " on the same line')
-        return error("E0104", f"the character '{fault.char}' has no meaning here", span, _instead(expected))
+        action = "remove it; the operators are + - * / **"
+        return error("E0104", f"the character '{fault.char}' has no meaning here", span, action)
     if not isinstance(fault, UnexpectedToken):
         return error("E0101", "the file ends too early", _end(path, lines), _instead(expected))
     token = fault.token
     if token.type == "$END" or (token.type == "_NL" and _open_bracket(lines, len(lines))):
         return _ends_early(path, lines, expected)
     if token.type == "_INDENT":
-        return error(
-            "E0103", "this line is indented deeper than the one above", _line(path, lines, token), "align it with it"
-        )
+        where = _line(path, lines, token)
+        action = "give it the indentation of that line"
+        return error("E0103", "this line is indented deeper than the one above", where, action)
     if token.type == "_DEDENT" or (expected == {"_INDENT"}):
         where = _line(path, lines, token)
         return error(
@@ -81,20 +80,20 @@ def dedent_error(fault: DedentError, path: str, lines: list[str]) -> MeshwrightE
 def _unexpected(token: Token, path: str, lines: list[str], expected: set[str]) -> MeshwrightError:
     where = _span(path, lines, token.line or 1, token.column or 1, len(token))
     opened = _open_bracket(lines, token.line or 1, token.column or 1)
-    if token.column == 1 and opened and str(token) in SECTIONS:
+    first = token.column == 1 + len(where.text) - len(where.text.lstrip())
+    if opened and first and opened[0] < where.line:
         line, column = opened
         mark = lines[line - 1][column - 1]
         return error("E0105", f"'{mark}' is never closed", _span(path, lines, line, column, 1), f"close '{mark}'")
     words = {name.lower() for name in expected if name.isalpha() and name not in _WORDS and name not in _MARKS}
-    if words and token.type not in _MARKS and not expected & {"NUMBER"} and (words <= _STARTERS or len(words) > 1):
+    if words and token.type not in _MARKS and not expected & {"NUMBER"} and len(words) > 1:
         kind = "section" if words & {"axes", "train"} else "setting"
         close = nearest(str(token), words)
         help_ = f"did you mean '{close}'?" if close else "expected one of: " + ", ".join(sorted(words))
         return error("E0102", f"unknown {kind} '{token}'", where, help_)
+    if token.type == "COMMA" and expected == {"NAME", "RSQB"}:
+        return error("E0101", "',' is unexpected between axes", where, "separate axes by spaces: '[b t d]'")
     return error("E0101", f"'{token}' is unexpected here", where, _instead(expected, str(token)))
-
-
-_STARTERS = {"learning", "rate", "every", "on"}
 
 
 def _ends_early(path: str, lines: list[str], expected: set[str]) -> MeshwrightError:

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+import meshwright.compiler.graph.ops  # noqa: F401  # registers torch.ops.meshwright
+
 
 def x(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)

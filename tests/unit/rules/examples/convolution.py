@@ -9,7 +9,9 @@ def x(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def form(stride: int = 1, padding: int = 0, transposed: bool = False, groups: int = 1, ndim: int = 2) -> tuple[Any, ...]:
+def form(
+    stride: int = 1, padding: int = 0, transposed: bool = False, groups: int = 1, ndim: int = 2
+) -> tuple[Any, ...]:
     return [stride] * ndim, [padding] * ndim, [1] * ndim, transposed, [0] * ndim, groups
 
 

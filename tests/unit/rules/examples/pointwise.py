@@ -58,7 +58,7 @@ EXAMPLES = [
     ("aten.hardswish_backward.default", GRAD, {}),
     ("aten.hardsigmoid_backward.default", GRAD, {}),
     ("aten.native_dropout_backward.default", (x(*A), mask(*A), 2.0), {}),
-    ("aten.log_sigmoid_backward.default", (x(*A), x(*A), x(0)), {}),
+    ("aten.log_sigmoid_backward.default", (x(*A), x(*A), positive(*A)), {}),
     ("aten.log_sigmoid_forward.default", (x(*A),), {}),
     ("aten.where.self", (mask(*A), x(*B), x()), {}),
     ("aten.where.ScalarOther", (mask(*A), x(*B), 0), {}),

@@ -86,9 +86,7 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
     return wide.reshape(*x.shape[:-3], heads, *x.shape[-2:])
 
 
-def _maths(
-    site: Site, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scale: float
-) -> Tensor:
+def _maths(site: Site, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scale: float) -> Tensor:
     """Attention in primitive ops, for a mask that is learned."""
     scores = matmul(site, query, key.transpose(-1, -2)) * scale + mask
     weights = torch.softmax(scores, -1)

@@ -72,7 +72,9 @@ def cross_entropy_loss(
     return _over_count(mixed, weights, reduction)
 
 
-def _with_probabilities(logits: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float) -> Tensor:
+def _with_probabilities(
+    logits: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float
+) -> Tensor:
     if smoothing:
         target = target * (1 - smoothing) + smoothing / logits.shape[-1]
     logs = torch.log_softmax(logits.to(wide(logits.dtype)), -1)
@@ -105,4 +107,4 @@ def _logits(site: Site) -> Tensor | None:
         return None
     x = site.values[source.args[0]]  # type: ignore[union-attr, index]  # a node: it has a target
     dim = source.args[1] % x.dim()  # type: ignore[union-attr, operator]  # log_softmax's dim
-    return x if dim == (1 if x.dim() > 1 else 0) and len(source.args) < 3 or source.args[2:] == (False,) else None  # type: ignore[union-attr]
+    return x if (dim == (1 if x.dim() > 1 else 0) and len(source.args) < 3) or source.args[2:] == (False,) else None  # type: ignore[union-attr]

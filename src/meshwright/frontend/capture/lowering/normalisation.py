@@ -27,7 +27,9 @@ def _by_channel(x: Tensor, like: Tensor) -> Tensor:
     return x.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def _normalised(x: Tensor, middle: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _normalised(
+    x: Tensor, middle: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     made = (x - _by_channel(middle, x)) * _by_channel(torch.rsqrt(spread + eps), x)
     made = made if weight is None else made * _by_channel(weight, x)
     return made if bias is None else made + _by_channel(bias, x)

@@ -7,7 +7,6 @@ which is padded where 5 does not divide. With an axis ``tensor``, columns are cu
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor, fx
 
@@ -183,7 +182,7 @@ class Reference:
         norm = w.grad.norm()
         self.moment = 0.9 * self.moment + w.grad * (1 / norm).clamp(max=1)
         self.w = self.w - lr * self.moment
-        return float(loss), float(norm), w.grad
+        return float(loss.detach()), float(norm), w.grad
 
 
 __all__ = ["Reference", "batch", "program", "weights"]

@@ -1,0 +1,208 @@
+"""The one-line way in: ``parallelize`` turns a model, its optimizer and an example batch into a step.
+
+    step = meshwright.parallelize(model, optimizer=optimizer, batch=batch, plan="fsdp=2,tp=2")
+    for batch in loader:
+        loss = step(batch)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph.program import StepProgram, TensorSpec
+from meshwright.compiler.graph.rank_program import RankProgram
+from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.plan_file import read_plan
+from meshwright.frontend.capture import capture
+from meshwright.frontend.capture.batch import as_call, tensors
+from meshwright.runtime import checkpoint
+from meshwright.runtime.checkpoint_planner import Shards
+from meshwright.runtime.communicator import ProcessCommunicator, axes_used
+from meshwright.runtime.executor import Executor, StepResult
+from meshwright.runtime.feed import whole_batch
+from meshwright.runtime.gather import full_state_dict
+from meshwright.runtime.materialize import Weights, from_module, materialize, names_of
+from meshwright.runtime.virtual import VirtualCluster
+
+
+def parallelize(
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    plan: str | Path | Plan = "fsdp",
+    loss: Callable[..., Any] | None = None,
+    clip: float | None = None,
+    precision: Precision | None = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+    virtual: int | None = None,
+    seed: int = 0,
+) -> Step:
+    """Compile the training step of a model and bring its weights onto the ranks.
+
+    ``batch`` is an example of the *whole global* batch, in the form in which ``step(batch)`` will get it: a
+    tensor, a tuple (positional), a dict (keyword) or ``(args, kwargs)``. Every rank is given the same batch
+    and takes its rows. ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan.
+    ``loss(output, batch)`` is needed where the model does not return its loss. ``clip`` is the largest
+    global gradient norm. Learning rates are read from ``optimizer.param_groups`` at each step, so the
+    user's own scheduler goes on working.
+
+    Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
+    in this process. Raises MeshwrightError for what cannot be captured, cut or run.
+    """
+    ranks = virtual or _join_group()
+    program = capture(model, batch, optimizer, loss, clip, batch_dims=batch_dims, precision=precision)
+    made = _plan(plan, program, ranks, precision)
+    if made.mesh.ranks != ranks:
+        raise error(
+            "E0601",
+            f"the plan is for {made.mesh.ranks} ranks ({made.mesh}), but there are {ranks}",
+            None,
+            f"start it with torchrun --nproc-per-node {made.mesh.ranks}, or use virtual={made.mesh.ranks}",
+        )
+    rank_program = compile_step(program, made)
+    engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
+    return Step(rank_program, engine, optimizer)
+
+
+class Step:
+    """One training step on all ranks: ``loss = step(batch)`` computes gradients, clips and updates the weights."""
+
+    def __init__(self, rank_program: RankProgram, engine: _Virtual | _Process, optimizer: torch.optim.Optimizer) -> None:
+        self.rank_program = rank_program
+        self.steps = 0
+        """The number of steps done."""
+        self.norm: float | None = None
+        """The global gradient norm of the last step, before clipping."""
+        self._engine = engine
+        self._optimizer = optimizer
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the step follows."""
+        return self.rank_program.plan
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Run one step on a whole global batch. Returns its loss, the same on every rank (float64, shape [])."""
+        found = tensors(as_call(batch))
+        scalars = {n: float(self._group(n)) for n in self.rank_program.program.scalars}
+        result = self._engine.step(found, self.steps, scalars)
+        self.steps += 1
+        self.norm = result.norm
+        return torch.tensor(result.loss, dtype=torch.float64)
+
+    def _group(self, scalar: str) -> float:
+        group, _, entry = scalar.partition("/")
+        value: float = self._optimizer.param_groups[int(group)][entry]
+        return value
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole weights and buffers under the model's own names. All ranks call it together."""
+        return self._engine.full_state_dict()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint that any mesh can load, and return its folder. All ranks call it together."""
+        return checkpoint.save(self._engine.shards(), folder, step=self.steps, seed=self._engine.seed)
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint (or the newest one of a folder): weights, optimizer state, step, random seed."""
+        record = checkpoint.load(self._engine.shards(), Path(folder))
+        self.steps = record.step
+        self._engine.seed = record.seed
+
+
+class _Virtual:
+    """All ranks in this process."""
+
+    def __init__(self, rank_program: RankProgram, model: nn.Module, seed: int) -> None:
+        self.cluster = VirtualCluster(rank_program, from_module(model), seed=seed)
+        self.seed = seed
+
+    def step(self, batch: Mapping[str, Tensor], step: int, scalars: Mapping[str, float]) -> StepResult:
+        self.cluster.steps, self.cluster.seed = step, self.seed
+        return self.cluster.step(batch, scalars)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        whole = {**self.cluster.full_parameters(), **self.cluster.full_buffers()}
+        names = {p.name: names_of(p) for p in self.cluster.rank_program.program.parameters}
+        return {alias: t for name, t in whole.items() for alias in names.get(name, (name,))}
+
+    def shards(self) -> Shards:
+        mesh = self.cluster.mesh
+        return Shards(
+            self.cluster.rank_program, [(mesh.coordinates(r), h) for r, h in enumerate(self.cluster.holdings)]
+        )
+
+
+class _Process:
+    """This process is one rank."""
+
+    def __init__(self, rank_program: RankProgram, model: nn.Module, seed: int) -> None:
+        self.seed = seed
+        mesh = rank_program.mesh
+        communicator = ProcessCommunicator(mesh, rank_program.plan.microbatches, axes_used(rank_program))
+        device = _device()
+        (holdings,) = materialize(
+            rank_program, _from_rank_0(from_module(model), device), [mesh.coordinates(communicator.rank)], device=device
+        )
+        self.executor = Executor(rank_program, communicator, holdings, device=device)
+
+    def step(self, batch: Mapping[str, Tensor], step: int, scalars: Mapping[str, float]) -> StepResult:
+        feed = whole_batch(batch, self.executor.rank_program.program)
+        return self.executor.step(feed, step=step, seed=self.seed, scalars=scalars)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        return full_state_dict(self.executor)
+
+    def shards(self) -> Shards:
+        coordinates = self.executor.rank_program.mesh.coordinates(self.executor.communicator.rank)
+        return Shards(self.executor.rank_program, [(coordinates, self.executor.holdings)])
+
+
+def _join_group() -> int:
+    """The number of ranks; joins the process group of the launcher if nobody has."""
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            raise error(
+                "E0601",
+                "parallelize runs under a launcher, and no launcher has started this process",
+                None,
+                "start the script with torchrun, or use virtual=N for N ranks in this process",
+            )
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return dist.get_world_size()
+
+
+def _device() -> torch.device:
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def _from_rank_0(weights: Weights, device: torch.device) -> Weights:
+    """Rank 0's weights on every rank, one tensor at a time, however each rank seeded its model."""
+
+    def give(name: str, spec: TensorSpec) -> Tensor:
+        whole = weights(name, spec).detach().to(device).contiguous().clone()
+        dist.broadcast(whole, 0)
+        return whole
+
+    return give
+
+
+def _plan(plan: str | Path | Plan, program: StepProgram, ranks: int, precision: Precision | None) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Path) or plan.endswith(".toml"):
+        return read_plan(Path(plan))
+    return preset(plan, program, ranks, precision)
