@@ -1,6 +1,6 @@
 """Capture and compile time of Llama at the shape of 8B parameters, on the meta device: no weights are made.
 
-    python -m benchmarks.compile_time [--layers 2 32] [--plans ddp=8 fsdp=8 fsdp=8,tp=8] [--time 4096] [--batch 64]
+    python -m benchmarks.compile_time [--layers 2 32] [--plans ddp=8 fsdp=8 fsdp=8,tp=8] [--time 4096] [--batch 8]
 
 Every number of layers is measured in a process of its own, so that the peak memory is its own.
 """
@@ -90,12 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="*", default=[2, 32])
     parser.add_argument("--plans", nargs="*", default=["ddp=8", "fsdp=8", "fsdp=8,tp=8"])
-    parser.add_argument("--batch", type=int, default=64, help="samples of the global batch")
+    parser.add_argument("--batch", type=int, default=8, help="samples of the global batch")
     parser.add_argument("--time", type=int, default=4096, help="tokens of a sample")
     arguments = parser.parse_args()
     print(
-        f"\nLlama of 8B shape, bf16, meta device, global batch {arguments.batch} x {arguments.time} tokens, AdamW, clip;"
-        " one thread; seconds\n"
+        f"\nLlama of 8B shape, bf16, meta device, global batch {arguments.batch} x {arguments.time} tokens, AdamW,"
+        " clip; one thread; seconds\n"
     )
     print(
         "| layers | capture | nodes | " + " | ".join(f"compile {p}" for p in arguments.plans) + " | peak memory MiB |"

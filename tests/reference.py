@@ -118,7 +118,7 @@ def reference_steps(
     steps = []
     for number, batch in enumerate(batches):
         wide = {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
-        optimizer.zero_grad()
+        model.zero_grad()  # not the optimizer: it may own a part of the parameters
         with Widened():
             with CountedDropout(torch.tensor([seed, number])):
                 output = model(**wide)

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "load": "meshwright.frontend.language",
     "capture": "meshwright.frontend.capture",
-    "compile": "meshwright.api",
+    "compile": "meshwright.build",
     "parallelize": "meshwright.api",
     "transform": "meshwright.api",
     "Plan": "meshwright.compiler.plan",

@@ -1,8 +1,8 @@
 """The one-line way in: ``parallelize`` turns a model, its optimizer and an example batch into a step.
 
-    step = meshwright.parallelize(model, optimizer=optimizer, batch=batch, plan="fsdp=2,tp=2")
-    for batch in loader:
-        loss = step(batch)
+step = meshwright.parallelize(model, optimizer=optimizer, batch=batch, plan="fsdp=2,tp=2")
+for batch in loader:
+    loss = step(batch)
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def parallelize(
 class Step:
     """One training step on all ranks: ``loss = step(batch)`` computes gradients, clips and updates the weights."""
 
-    def __init__(self, rank_program: RankProgram, engine: _Virtual | _Process, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, rank_program: RankProgram, engine: _Virtual | _Process, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.rank_program = rank_program
         self.steps = 0
         """The number of steps done."""

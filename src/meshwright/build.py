@@ -39,8 +39,9 @@ def compile(
 ) -> Built:
     """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``.
 
-    ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's ``parallel`` section
-    counts, else everything is fully sharded over ``ranks``. ``overrides`` replace sizes and settings by name.
+    ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's
+    ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``overrides`` replace sizes and
+    settings by name.
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
     loaded = load_source(source, overrides)
@@ -59,7 +60,10 @@ def compile(
 def choose_plan(
     plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None
 ) -> tuple[Plan, list[Diagnostic]]:
-    """The plan to compile for, and warnings about it. Raises MeshwrightError if it is for another model or other ranks."""
+    """The plan to compile for, and warnings about it.
+
+    Raises MeshwrightError if it is for another model or other ranks.
+    """
     warnings: list[Diagnostic] = []
     if plan is None:
         pinned = pinned_plan(source, program)
@@ -72,9 +76,11 @@ def choose_plan(
         chosen = read_plan(Path(plan))
         warnings = check_made_for(chosen, program.fingerprint, torch.__version__, str(plan))
         if chosen.precision != source.precision:
-            said = f"{chosen.precision.compute} compute, {chosen.precision.weights} weights, {chosen.precision.reduce} reductions"
+            said = ", ".join(f"{getattr(chosen.precision, use)} {use}" for use in ("compute", "weights", "reduce"))
             message = f"{plan} says {said}, which is not what the program computes in"
-            warnings.append(Diagnostic("W0311", message, action="change the precision in the program's 'train' section"))
+            warnings.append(
+                Diagnostic("W0311", message, action="change the precision in the program's 'train' section")
+            )
     else:
         chosen = preset(str(plan), program, ranks, source.precision)
     if ranks is not None and chosen.mesh.ranks != ranks:

@@ -1,16 +1,23 @@
-"""The toy program as a job of real workers."""
+"""What real workers of the tests run: the toy program as a job, or an artefact."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime.checkpoint import CheckpointPolicy
-from meshwright.runtime.feed import Rows
+from meshwright.runtime.environment import place_of
+from meshwright.runtime.executor import Executor
+from meshwright.runtime.feed import Rows, whole_batch
+from meshwright.runtime.gather import full_state_dict
+from meshwright.runtime.materialize import materialize
 from meshwright.runtime.train import TrainConfig
-from meshwright.runtime.worker import WorkerJob
+from meshwright.runtime.worker import Session, WorkerJob, run_session
 from tests.unit.runtime import toy
 
 Axes = tuple[tuple[str, int], ...]
@@ -47,3 +54,23 @@ def job(
     )
     program = toy.program(Mesh(axes), variant, microbatches, dtype)
     return WorkerJob(program, toy.weights, ToySource(dtype), lambda step: {"0/lr": 0.1 / (step + 1)}, config)
+
+
+def train_artefact(
+    folder: str, saved: dict[str, Tensor], batch: dict[str, Tensor], steps: int
+) -> tuple[list[Any], dict[str, Tensor]]:
+    """Train an artefact on this rank: loss and norm of every step, and the whole weights."""
+    rank_program = read_artefact(folder).rank_program
+    kept: list[Any] = []
+
+    def body(session: Session) -> None:
+        coordinates = rank_program.mesh.coordinates(session.place.rank)
+        (holdings,) = materialize(rank_program, lambda name, spec: saved[name], [coordinates])
+        executor = Executor(rank_program, session.communicator, holdings)
+        feed = whole_batch(batch, rank_program.program)
+        results = [executor.step(feed, step=step, seed=3) for step in range(steps)]
+        kept.append(([(r.loss, r.norm) for r in results], full_state_dict(executor)))
+
+    assert run_session(rank_program, place_of(), body) == 0
+    result: tuple[list[Any], dict[str, Tensor]] = kept[0]
+    return result

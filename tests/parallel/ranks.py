@@ -17,7 +17,7 @@ import torch
 
 from meshwright.runtime.launch import LOOPBACK, defaults, free_port
 
-PRELOADED = ["torch", "torch.distributed.checkpoint", "meshwright.runtime.worker", "tests.parallel.ranks"]
+PRELOADED = ["torch", "torch.distributed.checkpoint", "meshwright.runtime.worker", "tests.parallel.ranks", "pytest"]
 
 
 @dataclass(frozen=True)

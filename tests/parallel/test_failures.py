@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from tests.parallel.ranks import Outcome, run_ranks
 from tests.unit.runtime import toy
 
 FOUR: Axes = (("data", 2), ("tensor", 2))
+ROOT = Path(__file__).parents[2]
+IMPORTS = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 def failing(how: str, rank: int) -> None:
@@ -67,6 +70,7 @@ def errors_of(outcomes: list[Outcome]) -> list[str]:
         ("diagnostic", "error[E0610]: there is no data file 'x.bin'"),
         ("kill", "error[E0602]: rank {rank} has died without a word"),
     ],
+    ids=["raise", "diagnostic", "kill"],
 )
 def test_all_stop_and_one_error_tells_who_and_why(how: str, text: str, rank: int) -> None:
     outcomes = run_ranks(4, failing, how, rank, timeout=40)
@@ -148,7 +152,7 @@ def test_a_wrong_number_of_ranks_is_told_with_the_right_one() -> None:
 
 
 def test_launch_streams_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
-    launch(2, "tests.parallel.launched", ["train"])
+    launch(2, "tests.parallel.launched", ["train"], variables=IMPORTS)
     printed = capfd.readouterr().out
     assert "hello from rank 0" in printed and "hello from rank 1" not in printed
     assert "step 2/2" in printed
@@ -161,7 +165,7 @@ def test_launch_streams_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
 def test_launch_ends_with_the_error_of_the_rank(how: str, text: str, capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     with pytest.raises((RankFailed, MeshwrightError), match=text):
-        launch(2, "tests.parallel.launched", [how])
+        launch(2, "tests.parallel.launched", [how], variables=IMPORTS)
     assert time.monotonic() - began < 40
     printed = capfd.readouterr()
     assert "Traceback" not in printed.err + printed.out and "error[" not in printed.err

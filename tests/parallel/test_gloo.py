@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.compiler.graph.collectives import Communicator
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
@@ -41,8 +42,11 @@ def trained(options: dict[str, Any]) -> tuple[list[tuple[float, float | None]], 
     return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("variant", "microbatches"), [("ddp", 1), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("variant", "microbatches", "dtype"),
+    [("ddp", 1, torch.float64), ("fsdp", 2, torch.float64), ("fsdp", 2, torch.float32)],
+    ids=["ddp-f64", "fsdp-f64", "fsdp-f32"],
+)
 def test_four_ranks_equal_the_virtual_cluster(variant: str, microbatches: int, dtype: torch.dtype) -> None:
     options = {"variant": variant, "axes": FOUR, "steps": 3, "microbatches": microbatches, "dtype": dtype}
     found = values(run_ranks(4, trained, options))
@@ -58,35 +62,39 @@ def test_four_ranks_equal_the_virtual_cluster(variant: str, microbatches: int, d
         assert torch.equal(weights["w"], found[0][1]["w"])
 
 
-def collectives(axes: tuple[str, ...], dtype: torch.dtype) -> list[Tensor]:
-    """Every collective once over the axes, in any order of them."""
+AXES = [("tensor", "data"), ("data", "tensor"), ("tensor",)]
+DTYPES = [torch.float32, torch.bfloat16, torch.int64]
+
+
+def every_collective(here: Communicator) -> list[Tensor]:
+    """Every collective over the axes in any order, in several dtypes."""
+    results: list[Tensor] = []
+    for axes in AXES:
+        for dtype in DTYPES:
+            count = here.mesh.size(*axes)
+            own = 20 * here.coordinate("data") + 10 * here.coordinate("tensor")
+            x = (torch.arange(2 * count) + own).to(dtype)
+            results.extend(here.all_reduce(x, axes, r) for r in ("sum", "max", "min"))
+            results.extend([here.all_gather(x, axes), here.reduce_scatter(x, axes), here.all_to_all(x, axes)])
+    return results
+
+
+def collectives() -> list[Tensor]:
     kept: list[Tensor] = []
-    mesh = Mesh(FOUR)
 
     def body(session: Session) -> None:
-        here = ProcessCommunicator(mesh, 1, [axes])
-        count = mesh.size(*axes)
-        x = (torch.arange(2 * count) + 10 * session.place.rank).to(dtype)
-        kept.extend(here.all_reduce(x, axes, r) for r in ("sum", "max", "min"))
-        kept.extend([here.all_gather(x, axes), here.reduce_scatter(x, axes), here.all_to_all(x, axes)])
+        kept.extend(every_collective(ProcessCommunicator(Mesh(FOUR), 1, AXES)))
 
-    run_session(toy.program(mesh), place_of(), body)
+    assert run_session(toy.program(Mesh(FOUR)), place_of(), body) == 0
     return kept
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-@pytest.mark.parametrize("axes", [("tensor", "data"), ("data", "tensor"), ("tensor",)])
-def test_collectives_equal_those_of_the_virtual_cluster(axes: tuple[str, ...], dtype: torch.dtype) -> None:
-    found = values(run_ranks(4, collectives, axes, dtype))
+def test_collectives_equal_those_of_the_virtual_cluster() -> None:
+    found = values(run_ranks(4, collectives))
     cluster = VirtualCluster(toy.program(Mesh(FOUR)), toy.weights)
-
-    def same(executor: Any) -> list[Tensor]:
-        here = executor.communicator
-        x = (torch.arange(2 * cluster.mesh.size(*axes)) + 10 * here.rank).to(dtype)
-        reduced = [here.all_reduce(x, axes, r) for r in ("sum", "max", "min")]
-        return [*reduced, here.all_gather(x, axes), here.reduce_scatter(x, axes), here.all_to_all(x, axes)]
-
-    for real, virtual in zip(found, cluster.run(same), strict=True):
+    expected = cluster.run(lambda executor: every_collective(executor.communicator))
+    assert len(expected[0]) == len(AXES) * len(DTYPES) * 6
+    for real, virtual in zip(found, expected, strict=True):
         for a, b in zip(real, virtual, strict=True):
             assert torch.equal(a, b)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.graph.widen import widen
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.passes.widen import widen
 from meshwright.frontend.capture import capture
 from meshwright.runtime.materialize import from_module
 from meshwright.runtime.virtual import VirtualCluster
@@ -101,7 +101,7 @@ def truth(task: Task) -> list[Step]:
 def captured(task: Task) -> StepProgram:
     first = examples(task)[0]
     program = capture(first.model, first.batch, optimizer=OPTIMIZERS[task.optimizer](first.model), clip=task.clip)
-    return widen(program, torch.float64)
+    return widen(program)
 
 
 def measure(cell: Cell) -> Difference:

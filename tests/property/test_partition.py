@@ -23,8 +23,10 @@ def _ops() -> list[tuple[str, object]]:
         ("residual", lambda x, w, key: x + EINSUM("btf,df->btd", EINSUM("btd,df->btf", x, w), w)),
         (
             "two branches",
-            lambda x, w, key: (x + EINSUM("btf,df->btd", EINSUM("btd,df->btf", x, w), w))
-            + EINSUM("btf,df->btd", torch.tanh(EINSUM("btd,df->btf", x, w)), w),
+            lambda x, w, key: (
+                (x + EINSUM("btf,df->btd", EINSUM("btd,df->btf", x, w), w))
+                + EINSUM("btf,df->btd", torch.tanh(EINSUM("btd,df->btf", x, w)), w)
+            ),
         ),
         ("norm", lambda x, w, key: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1)),
         ("flatten", lambda x, w, key: torch.tanh(x.reshape(24, 8)).reshape(6, 4, 8)),

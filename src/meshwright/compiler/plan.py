@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from meshwright.compiler.mesh import Mesh, Sharding
+
+
+def pattern_expression(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a name pattern: ``*`` stands for one part of a dotted name, or some of it;
+    ``**`` for any number of parts."""
+    pieces = [{"**": ".*", "*": "[^.]*"}.get(p, re.escape(p)) for p in re.split(r"(\*\*|\*)", pattern)]
+    return re.compile("".join(pieces))
 
 
 @dataclass(frozen=True)
 class ParameterPlan:
     """How the parameters that a pattern names are cut while they are computed with.
 
-    ``pattern`` is a glob over canonical names and aliases (``model.layers.*.q_proj.weight``);
-    the first entry that matches a parameter counts. ``rest``, ``gradient`` and ``state`` override what
+    ``pattern`` is read by :func:`pattern_expression` over canonical names and aliases
+    (``model.layers.*.q_proj.weight``); the first entry that matches a parameter counts. ``rest``, ``gradient`` and ``state`` override what
     the plan's ``storage`` axes would give.
     """
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 class DataSettings:
     """Where batches come from.
 
-    ``kind`` is ``bytes``, ``tokens`` or ``random``. ``fields`` says for each batch tensor where in a window of the corpus it
-    starts (``{"input_ids": 0, "labels": 1}``); empty: every tensor at 0. Tokens are below ``vocabulary``, if that is known.
+    ``kind`` is ``bytes``, ``tokens`` or ``random``. ``fields`` says for each batch tensor where in a window of the
+    corpus it starts (``{"input_ids": 0, "labels": 1}``); empty: every tensor at 0. Tokens are below ``vocabulary``,
+    if that is known.
     """
 
     kind: Literal["bytes", "tokens", "random"] = "random"

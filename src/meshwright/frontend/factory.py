@@ -1,4 +1,4 @@
-"""A user's factory: a Python function that returns model, example batch, optimizer and, if it is not inside the model, loss.
+"""A user's factory: a Python function that returns model, example batch, optimizer and, if it is apart, the loss.
 
 It returns them as a tuple in this order, or as a dict or object with the fields of :data:`FIELDS`. Keyword
 arguments come from ``--set``.

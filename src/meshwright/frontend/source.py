@@ -82,8 +82,8 @@ class Source:
 def load_source(text: str, overrides: Mapping[str, float] | None = None) -> Source:
     """The source that ``text`` names: the path of a ``.mw`` file, or ``package.module:factory``.
 
-    ``overrides`` are sizes and settings of the file, or keyword arguments of the factory. Raises MeshwrightError E0110 to
-    E0112 for a factory that cannot be used.
+    ``overrides`` are sizes and settings of the file, or keyword arguments of the factory. Raises MeshwrightError
+    E0110 to E0112 for a factory that cannot be used.
     """
     if text.endswith(".mw"):
         return _from_file(load(text, overrides), dict(overrides or {}))

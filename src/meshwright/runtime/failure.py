@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-import torch.distributed as dist
-
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.runtime.torch_distributed import Store
 
@@ -115,18 +113,18 @@ class Watch:
         """Stop watching; the rank has come to its end."""
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError), self._lock:
             self._store.set(f"alive/{self.rank}", json.dumps([-1, "at its end"]))
 
     def tell(self, failure: Failure) -> Failure:
         """Write a failure down for all ranks, unless one is there already; the one that counts is returned."""
-        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError), self._lock:
             return Failure(**json.loads(self._store.compare_set(KEY, "", json.dumps(asdict(failure)))))
         return failure
 
     def told(self) -> Failure | None:
         """The failure that a rank has written down, if any. None as well when the store is gone."""
-        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError), self._lock:
             if self._store.check([KEY]):
                 return Failure(**json.loads(self._store.get(KEY)))
         return None
@@ -135,6 +133,8 @@ class Watch:
         """Who is to blame for a collective that failed: a rank that told why, one that is silent, or time."""
         self._ended.set()
         before = self._alive()
+        if not self._reachable():
+            return self._store_gone()
         deadline = time.monotonic() + 4 * self.interval
         while time.monotonic() < deadline:
             found = self.told()
@@ -168,22 +168,39 @@ class Watch:
         os._exit(1)
 
     def _run(self) -> None:
+        silent = 0
         while not self._ended.wait(self.interval):
             self._beat()
             found = self.told()
+            silent = 0 if self._reachable() else silent + 1
+            if found is None and silent > 4:
+                found = self._store_gone()
             if found is not None and not self._ended.is_set():
                 self._stop(found)
                 return
 
+    def _reachable(self) -> bool:
+        """Whether the store still answers."""
+        try:
+            with self._lock:
+                self._store.check([KEY])
+        except RuntimeError:
+            return False
+        return True
+
+    def _store_gone(self) -> Failure:
+        """Without the store nobody can be asked: it lives with rank 0, and rank 1 tells so for the others."""
+        return died(0, "as the host of the store at which the ranks meet", 1)
+
     def _beat(self) -> None:
         self._beats += 1
-        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError), self._lock:
             self._store.set(f"alive/{self.rank}", json.dumps([self._beats, self.last_call()]))
 
     def _alive(self) -> Mapping[int, tuple[int, str]]:
         """How often each rank has told that it lives (-1: it has ended well), and what it did last."""
         result = {}
-        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError), self._lock:
             for rank in range(self.ranks):
                 if self._store.check([f"alive/{rank}"]):
                     beats, last = json.loads(self._store.get(f"alive/{rank}"))

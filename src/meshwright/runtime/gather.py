@@ -26,7 +26,7 @@ def gather(local: Tensor, sharding: Sharding, mesh: Mesh, communicator: RankComm
 
 
 def full_state_dict(executor: Executor, *, only_on_rank_0: bool = False) -> dict[str, Tensor]:
-    """All parameters (tied ones under every name) and buffers, whole, as ``nn.Module.state_dict`` names them.
+    """All parameters (tied ones under every name) and buffers, whole, on the CPU, as ``nn.Module.state_dict`` names them.
 
     All ranks call it together; one tensor at a time is gathered. With ``only_on_rank_0`` the others get an empty dict.
     """
@@ -40,5 +40,5 @@ def full_state_dict(executor: Executor, *, only_on_rank_0: bool = False) -> dict
         whole = gather(local, place.sharding, program.mesh, executor.communicator)
         if only_on_rank_0 and executor.communicator.rank:
             continue
-        result.update(dict.fromkeys(names.get(value.name, (value.name,)), whole))
+        result.update(dict.fromkeys(names.get(value.name, (value.name,)), whole.cpu()))
     return result

@@ -7,7 +7,7 @@ away, so that a rank never holds more than its shards and one whole tensor.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
@@ -140,13 +140,16 @@ def checksum(tensor: Tensor) -> int:
 
 
 def check_same_weights(
-    digests: MutableMapping[str, int], communicator: RankCommunicator, axes: tuple[str, ...]
+    digests: Mapping[str, int],
+    communicator: RankCommunicator,
+    axes: tuple[str, ...],
+    device: torch.device | str = "cpu",
 ) -> None:
     """Compare the checksums of whole weights over the ranks. Raises MeshwrightError E0607 on every rank.
 
     ``axes`` are all axes of the mesh.
     """
-    own = torch.tensor([list(digests.values())], dtype=torch.int64)
+    own = torch.tensor([list(digests.values())], dtype=torch.int64, device=device)
     table = communicator.all_gather(own, axes)
     for column, name in enumerate(digests):
         values = table[:, column]

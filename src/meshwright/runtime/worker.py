@@ -141,7 +141,7 @@ def executor_of(job: WorkerJob, session: Session) -> Executor:
         job.rank_program, job.weights, [coordinates], device=session.device, digests=digests if compare else None
     )
     if compare:
-        check_same_weights(digests, session.communicator, mesh.names)
+        check_same_weights(digests, session.communicator, mesh.names, session.device)
     return Executor(
         job.rank_program, session.communicator, holdings, on_non_finite=job.on_non_finite, device=session.device
     )

@@ -55,5 +55,5 @@ def test_logsumexp_is_two_reductions() -> None:
 
 def test_local_work_and_axes_of_one_rank_send_nothing() -> None:
     assert traffic('shard(%x, 0, ("data",))', "f32[4]", "f32[8]") == []
-    text = 'local graph a\n  %x: f32[4] = input batch "x"\n  %y: f32[4] = all_reduce(%x, ("one",), "sum")\n  output result "y" = %y\n'
+    text = 'local graph a\n  %x: f32[4] = input batch "x"\n  %y: f32[4] = all_reduce(%x, ("one",), "sum")\n'
     assert graph_traffic(parse_local_graph(text)[1], Mesh((("one", 1),)), "a") == []

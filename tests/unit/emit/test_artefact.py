@@ -175,7 +175,9 @@ def resealed(folder: Path, change: dict[str, object]) -> None:
 
 def test_other_versions(folder: Path) -> None:
     resealed(folder, {"torch": "1.0"})
-    assert "torch 1.0" in read_artefact(folder).warnings[0]
+    (warning,) = read_artefact(folder).warnings
+    assert warning.code == "W0640"
+    assert "torch 1.0" in warning.message
     resealed(folder, {"format": 99})
     with pytest.raises(MeshwrightError, match="E0644"):
         read_artefact(folder)

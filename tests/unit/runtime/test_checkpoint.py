@@ -11,6 +11,7 @@ import torch
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime import checkpoint
+from meshwright.runtime.checkpoint_folder import complete_in, find
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.virtual import VirtualCluster
 from tests.unit.runtime import toy
@@ -58,8 +59,8 @@ def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path: Path) -> None:
     shards = shards_of(trained(FOUR, "ddp", 0))
     for step in (1, 2, 3, 10):
         checkpoint.save(shards, tmp_path, step=step, seed=0, keep=2)
-    assert [p.name for p in checkpoint.complete_in(tmp_path)] == ["step-00000003", "step-00000010"]
-    assert checkpoint.find(tmp_path).name == "step-00000010"
+    assert [p.name for p in complete_in(tmp_path)] == ["step-00000003", "step-00000010"]
+    assert find(tmp_path).name == "step-00000010"
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -70,7 +71,7 @@ def test_a_crash_while_writing_leaves_the_older_one(tmp_path: Path, monkeypatch:
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "_commit", crash)
+    monkeypatch.setattr(checkpoint, "commit", crash)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(shards, tmp_path, step=2, seed=0)
     monkeypatch.undo()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import meshwright
-from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.manifest import (
     FORMAT,
     SourceDescription,
@@ -63,7 +63,7 @@ class Artefact:
     train: TrainSettings
     tensors: dict[str, Path] = field(default_factory=dict)
     """Further tensor files by name (``initial``: weights to begin with)."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
 
 
 def write_artefact(
@@ -159,10 +159,10 @@ def read_artefact(folder: str | Path, device: torch.device | str = "cpu") -> Art
     artefact = Artefact(folder, rank_program, source, train)
     names = [name for name in content if name.endswith(".safetensors") and name != "constants.safetensors"]
     artefact.tensors = {name.removesuffix(".safetensors"): folder / name for name in names}
-    if manifest["torch"] != torch.__version__:
-        artefact.warnings.append(
-            f"{folder} was compiled with torch {manifest['torch']}, this is torch {torch.__version__}"
-        )
+    for name, now in (("torch", torch.__version__), ("meshwright", meshwright.__version__)):
+        if manifest[name] != now:
+            message = f"{folder} was compiled with {name} {manifest[name]}, this is {name} {now}"
+            artefact.warnings.append(Diagnostic("W0640", message, action=AGAIN.format(folder=folder)))
     return artefact
 
 

@@ -111,27 +111,37 @@ def _body(calls: list[fx.Node], names: dict[fx.Node, str], dead: dict[fx.Node, l
             section = (note.block, note.phase)
             lines += [""] if lines else []
             lines += [f"    # {note.phase}" + (f" of {note.block}" if note.block else "")]
-        line = f"    {names[node]} = {_call(node, names)}"
-        comment = value_type(node, sharded=True).removesuffix(" of ?")
-        if comment and len(line) + len(comment) + 4 > WIDTH:
-            lines.append(f"    # {comment}")
-            comment = ""
-        lines.append(line + (f"  # {comment}" if comment else ""))
+        lines += _statement(node, names)
         if dead[node]:
             lines.append("    del " + ", ".join(names[n] for n in dead[node]))
     return lines
 
 
-def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
+def _statement(node: fx.Node, names: dict[fx.Node, str]) -> list[str]:
+    """``variable = call(...)  # type``, on several lines if it is long."""
+    function, args = _call(node, names)
+    comment = value_type(node, sharded=True).removesuffix(" of ?")
+    line = (
+        f"    {names[node]} = {function}({', '.join(args)})" if args is not None else f"    {names[node]} = {function}"
+    )
+    if len(line) > WIDTH and args:
+        head = f"    {names[node]} = {function}("
+        return [f"    # {comment}", head, *(f"        {a}," for a in args), "    )"]
+    if len(line) + len(comment) + 4 > WIDTH:
+        return [f"    # {comment}", line]
+    return [f"{line}  # {comment}" if comment else line]
+
+
+def _call(node: fx.Node, names: dict[fx.Node, str]) -> tuple[str, list[str] | None]:
+    """The function and its arguments as Python; without arguments an expression."""
     write = _writer(names)
     name = function_name(node.target)
     args = [write(a) for a in node.args]
     if name == "operator.getitem":
-        return f"{args[0]}[{args[1]}]"
+        return f"{args[0]}[{args[1]}]", None
     args += [f"{key}={write(value)}" for key, value in node.kwargs.items()]
     space, _, rest = name.partition(".")
-    function = f"{_space(space)}.{rest}" if rest else f"collectives.{name}"
-    return f"{function}({', '.join(args)})"
+    return (f"{_space(space)}.{rest}" if rest else f"collectives.{name}"), args
 
 
 def _writer(names: dict[fx.Node, str]) -> Callable[[Any], str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.compiler.graph.fake import fake_mode
 
@@ -23,6 +28,7 @@ __all__ = [
     "lifted_constants",
     "trace",
     "traced_graph",
+    "user_stack_traces",
     "without_export_chatter",
 ]
 
@@ -84,11 +90,19 @@ def lifted_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
+def user_stack_traces(keep: Callable[[str], bool]) -> Iterator[None]:
+    """Within the context, traced nodes remember every frame whose file ``keep`` accepts, not only ``forward``s."""
+
+    def chosen(self: fx.proxy.TracerBase, summary: traceback.StackSummary) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list([frame for frame in summary if keep(frame.filename)])
+
+    with mock.patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", chosen):
+        yield
+
+
+@contextlib.contextmanager
 def without_export_chatter() -> Iterator[None]:
     """Export logs what it then raises; the diagnostic says it once and in the user's terms."""
-    import logging
-    import warnings
-
     names = ("torch.export", "torch._export", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
     before = {name: logging.getLogger(name).level for name in names}
     for name in names:
@@ -100,3 +114,9 @@ def without_export_chatter() -> Iterator[None]:
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+def untraced() -> contextlib.AbstractContextManager[None]:
+    """Compute with real values while a trace is under way: what is done inside is not recorded."""
+    manager: contextlib.AbstractContextManager[None] = _disable_current_modes()
+    return manager

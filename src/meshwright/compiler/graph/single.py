@@ -79,10 +79,10 @@ def run_single(
     prologue = run_graph(program.prologue, values)
     values.update(prologue)
     micro = run_graph(program.micro, values)
-    values.update({v: t for v, t in micro.items() if v.kind in ("loss", "gradient")})
+    values.update({v: t for v, t in micro.items() if v.kind == "gradient"})
     update = run_graph(program.update, values)
     result = StepResult(
-        update[Value("loss", "loss")],
+        micro[Value("loss", "loss")],
         update[Value("norm", "norm")],
         {v.name: t for v, t in micro.items() if v.kind == "gradient"},
         {n: t.detach() for n, t in parameters.items()},

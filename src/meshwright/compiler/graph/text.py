@@ -83,7 +83,9 @@ def value_type(node: fx.Node, sharded: bool) -> str:
     note, value = annotation(node), node.meta.get("val")
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_element(item) for item in value) + ")"
-    if note.dtype is not None:
+    if value is not None and not isinstance(value, torch.Tensor):
+        return ""
+    if note.dtype is not None and (note.sharding is not None or value is None):
         return type_text(note, sharded)
     return _element(value) + (" of ?" if sharded else "") if isinstance(value, torch.Tensor) else ""
 

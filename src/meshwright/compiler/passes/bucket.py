@@ -111,7 +111,9 @@ def _join(graph: fx.Graph, key: _Key, members: list[fx.Node]) -> None:
             args: tuple[Any, ...] = (inputs, [m.args[1] for m in members], key.axes, [m.args[3] for m in members])
             made = graph.call_function(collectives.all_gather_many, args)
         elif key.target is collectives.reduce_scatter:
-            made = graph.call_function(collectives.reduce_scatter_many, (inputs, [m.args[1] for m in members], key.axes))
+            made = graph.call_function(
+                collectives.reduce_scatter_many, (inputs, [m.args[1] for m in members], key.axes)
+            )
         else:
             made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction))
         made.meta = {"meshwright": replace(annotation(members[0]), shape=(), sharding=None)}

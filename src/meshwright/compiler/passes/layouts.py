@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import Parameter, StepProgram
 from meshwright.compiler.graph.rank_program import Layout
 from meshwright.compiler.mesh import MICRO, Dim, Mesh, Segment, Sharding
-from meshwright.compiler.plan import ParameterPlan, Plan
+from meshwright.compiler.plan import ParameterPlan, Plan, pattern_expression
 
 
 def layouts(program: StepProgram, plan: Plan) -> dict[str, Layout]:
@@ -21,7 +20,8 @@ def layouts(program: StepProgram, plan: Plan) -> dict[str, Layout]:
 
 
 def _matches(entry: ParameterPlan, parameter: Parameter) -> bool:
-    return any(fnmatch.fnmatchcase(name, entry.pattern) for name in (parameter.name, *parameter.aliases))
+    expression = pattern_expression(entry.pattern)
+    return any(expression.fullmatch(name) for name in (parameter.name, *parameter.aliases))
 
 
 def _layout(parameter: Parameter, plan: Plan) -> Layout:

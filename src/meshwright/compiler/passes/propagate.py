@@ -340,7 +340,12 @@ def _trivial(sharding: Sharding, operands: int) -> Decision:
 def _is_sum(call: OpCall) -> bool:
     """Whether the call adds two tensors of the same type, as they are."""
     types = {*call.operands, *call.results}
-    return call.name == "aten.add.Tensor" and len(call.operands) == 2 and len(types) == 1 and call.kwargs.get("alpha", 1) == 1
+    return (
+        call.name == "aten.add.Tensor"
+        and len(call.operands) == 2
+        and len(types) == 1
+        and call.kwargs.get("alpha", 1) == 1
+    )
 
 
 def _inherit(sharding: Sharding, priority: Mapping[str, Priority]) -> dict[str, Priority]:

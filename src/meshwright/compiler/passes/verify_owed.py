@@ -58,7 +58,9 @@ def _check_op(node: fx.Node, chosen: Chosen, mesh: Mesh) -> None:
         if owing and cut:
             raise InternalError(f"verify_owed: {node} reads a sum owed over {axis}, by which it also cuts {cut}")
         if owing and owing not in [set(g) for g in rule.linear]:
-            raise InternalError(f"verify_owed: {node} reads a sum owed over {axis} and is not linear in operands {owing}")
+            raise InternalError(
+                f"verify_owed: {node} reads a sum owed over {axis} and is not linear in operands {owing}"
+            )
         for dims, result in zip(rule.results, chosen.decision.results, strict=True):
             if dims is None or result is None:
                 continue
@@ -69,7 +71,9 @@ def _check_op(node: fx.Node, chosen: Chosen, mesh: Mesh) -> None:
             expected |= {"sum"} if masked else set()
             found = {op for a, op in result.partial if a == axis}
             if found != expected:
-                raise InternalError(f"verify_owed: {node} must owe {expected or 'nothing'} over {axis}, but owes {found}")
+                raise InternalError(
+                    f"verify_owed: {node} must owe {expected or 'nothing'} over {axis}, but owes {found}"
+                )
 
 
 def _axes(chosen: Chosen, factor: str) -> set[str]:

@@ -6,6 +6,7 @@ dims over which the statistics are taken are whole.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from meshwright.compiler.rules.arguments import operand_at, operands_at, with_arguments
@@ -76,7 +77,9 @@ def group_norm(call: OpCall) -> Rule:
 
     def local(call: OpCall, unchanged: LocalCall, shards: Shards) -> LocalCall:
         channels = shards.sizes["g"] * shards.sizes["c"]
-        return with_arguments(unchanged, {at: shards.sizes["n"], at + 1: channels, at + 3: shards.sizes["g"]})
+        places = math.prod(shards.sizes[f] for dim in image[2:] for f in dim)
+        changes = {at: shards.sizes["n"], at + 1: channels, at + 2: places, at + 3: shards.sizes["g"]}
+        return with_arguments(unchanged, changes)
 
     more: dict[str, Any] = {
         "whole": whole,

@@ -121,12 +121,8 @@ class Step(nn.Module):
         output = self.model(*model_args, **model_kwargs)
         if self._loss is not None:
             return _checked(self._loss(output, self._batch(args, kwargs)), "the loss function")
-        found = output if isinstance(output, Tensor) else None
-        if found is None and isinstance(output, Mapping):
-            found = output.get("loss")
-        elif found is None:
-            found = getattr(output, "loss", None)
-        return _checked(found, "the model")
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        return _checked(output if found is None else found, "the model")
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The batch in the form in which the user gave it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from meshwright.compiler.graph.fake import fake_tensor
-from meshwright.compiler.graph.program import Graph, Parameter, StepProgram, TensorSpec, Value
+from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, Value
 from meshwright.compiler.plan import Precision
 from meshwright.frontend.capture import batch as batches
 from meshwright.frontend.capture.assemble import finish, lift_constants, split_prologue
@@ -213,5 +212,3 @@ class _Micro:
                 flags.append(isinstance(node.meta.get("val"), Tensor))
         return flags
 
-
-__all__ = ["Graph", "capture", "operator"]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from meshwright.compiler.diagnostics import MeshwrightError, error
-from meshwright.compiler.graph.adapter import is_mutable, without_export_chatter
-from meshwright.compiler.graph.fake import fake_mode, fake_tensor
+from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
+from meshwright.compiler.graph.adapter import is_mutable, user_stack_traces, without_export_chatter
+from meshwright.compiler.graph.fake import fake_tensor
 from meshwright.frontend.capture.batch import Call, Step, replace
-from meshwright.frontend.capture.origins import Blocks, error_origin, node_origin
+from meshwright.frontend.capture.origins import error_origin, is_users, node_origin
 from meshwright.frontend.capture.stand_in import cast, stand_ins
 
 PREFIX = "model"
@@ -41,7 +44,13 @@ def _export(
 ) -> ExportedProgram:
     fakes = {name: fake_tensor(t.shape, cast(t.dtype, compute)) for name, t in found.items()}
     fake_call = replace(call, fakes)
-    with stand_ins(step, compute, cast_buffers), _refusals(), without_export_chatter(), _no_opaque_gradients():
+    with (
+        stand_ins(step, compute, cast_buffers),
+        _refusals(),
+        without_export_chatter(),
+        user_stack_traces(is_users),
+        _no_opaque_gradients(),
+    ):
         program = torch.export.export(step, fake_call.args, fake_call.kwargs, strict=False)
         _check_sizes(program)
         if any(_writes(node) for module in _graphs(program.graph_module) for node in module.graph.nodes):
@@ -124,7 +133,6 @@ def _first_lines(text: str) -> str:
 def _no_opaque_gradients() -> Iterator[None]:
     """Refuse gradients of the user's own making, which a graph of the forward pass would silently lose."""
     apply = torch.autograd.Function.apply
-    hook = Tensor.register_hook
 
     def refuse_function(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch._library"):
@@ -144,7 +152,6 @@ def _no_opaque_gradients() -> Iterator[None]:
             "write the change as an operation in forward, or register an operator with register_autograd",
         )
 
-    assert hook is not None
     with (
         mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse_function)),
         mock.patch.object(Tensor, "register_hook", refuse_hook),
@@ -152,22 +159,12 @@ def _no_opaque_gradients() -> Iterator[None]:
         yield
 
 
-def _caller() -> Any:
+def _caller() -> Origin:
     """The origin of the user's line that is being run."""
-    import sys
-
-    from meshwright.compiler.diagnostics import Origin
-    from meshwright.frontend.capture.origins import _foreign
-
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _foreign(frame.f_code.co_filename):
-            import linecache
-
-            file, line = frame.f_code.co_filename, frame.f_lineno
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_users(file):
             return Origin("", file, line, linecache.getline(file, line).strip())
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+        frame = frame.f_back
     return Origin()
-
-
-__all__ = ["PREFIX", "Blocks", "export", "fake_mode", "nn"]

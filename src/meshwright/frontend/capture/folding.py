@@ -11,22 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from meshwright.compiler.graph.adapter import is_mutable, is_random
+from meshwright.frontend.capture.constants import constant_nodes, evaluate
 from meshwright.frontend.capture.lowering.site import Folded
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-LARGEST = 1 << 30
+LARGEST = 1 << 32
 """Elements up to which a mask is evaluated; a larger one stays computed in the step."""
-
-
-def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values depend on no input."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and all(n in found for n in node.all_input_nodes):
-            if not is_random(node.target) and not is_mutable(node.target):
-                found.add(node)
-    return found
 
 
 def fold_masks(graph: fx.Graph) -> tuple[dict[fx.Node, Folded], dict[str, Tensor]]:
@@ -41,7 +31,7 @@ def fold_masks(graph: fx.Graph) -> tuple[dict[fx.Node, Folded], dict[str, Tensor
         if mask is None or mask not in constant or mask.meta["val"].numel() > LARGEST:
             continue
         if mask not in known:
-            value = _evaluate(mask, values)
+            value = evaluate(mask, values)
             t, s = node.args[0].meta["val"].shape[-2], node.args[1].meta["val"].shape[-2]
             known[mask] = classify(value, t, s)
             if known[mask].constant:
@@ -59,26 +49,6 @@ def _mask(node: fx.Node) -> fx.Node | None:
     return mask if isinstance(mask, fx.Node) else None
 
 
-def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
-    """The real value of a constant node, on the CPU."""
-    pending = [node]
-    while pending:
-        at = pending[-1]
-        missing = [n for n in at.all_input_nodes if n not in values]
-        if missing:
-            pending.extend(missing)
-            continue
-        pending.pop()
-        if at not in values:
-            args, kwargs = fx.map_arg((at.args, at.kwargs), lambda n: values[n])
-            if "device" in kwargs:
-                kwargs = {**kwargs, "device": torch.device("cpu")}
-            values[at] = at.target(*args, **kwargs)  # type: ignore[operator]  # a call_function node
-    found = values[node]
-    assert isinstance(found, Tensor)
-    return found
-
-
 def classify(mask: Tensor, t: int, s: int) -> Folded:
     """What a mask of queries ``t`` and keys ``s`` says. ``constant`` is set to a placeholder if it must stay."""
     stays = Folded(constant="mask")
@@ -86,7 +56,7 @@ def classify(mask: Tensor, t: int, s: int) -> Folded:
     if seen is None:
         return stays
     while seen.dim() > 2:
-        if not bool((seen == seen[:1]).all()):
+        if seen.stride(0) and not bool((seen == seen[:1]).all()):
             return stays
         seen = seen[0]
     if bool(seen.all()):
@@ -95,8 +65,9 @@ def classify(mask: Tensor, t: int, s: int) -> Folded:
         return stays
     # the window is how much the last query sees, if the mask is a causal one at all
     window = int(seen[-1].sum())
-    query, key = torch.arange(t).unsqueeze(1), torch.arange(s)
-    if torch.equal(seen, (key <= query) & (key > query - window)):
+    query, key = torch.arange(t, dtype=torch.int32).unsqueeze(1), torch.arange(s, dtype=torch.int32)
+    expected = key <= query if window == t else (key <= query) & (key > query - window)
+    if torch.equal(seen, expected):
         return Folded(causal=True, window=0 if window == t else window)
     return stays
 

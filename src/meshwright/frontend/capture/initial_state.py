@@ -17,7 +17,9 @@ from meshwright.compiler.diagnostics import error
 from meshwright.frontend.capture.twin import twin
 
 
-def initial_state(optimizer: torch.optim.Optimizer, group: int, shapes: Sequence[tuple[int, ...]]) -> dict[int, dict[str, float]]:
+def initial_state(
+    optimizer: torch.optim.Optimizer, group: int, shapes: Sequence[tuple[int, ...]]
+) -> dict[int, dict[str, float]]:
     """For each number of dims among the shapes: the value that fills each entry of the state.
 
     Raises E0213 if no constant fill is the state before the first step.

@@ -63,7 +63,7 @@ class Interpreter:
     key: Tensor
     folded: dict[fx.Node, Folded]
     constants: dict[str, Tensor]
-    counter: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    counter: Iterator[int] = field(default_factory=lambda: itertools.count(0))
     tagged: dict[Any, fx.Node] = field(default_factory=dict)
     """Autograd nodes and the nodes of the exported graph that made them."""
 

@@ -18,8 +18,8 @@ _HERE = os.path.sep + "meshwright" + os.path.sep
 _TORCH = os.path.dirname(torch.__file__) + os.path.sep
 
 
-def _foreign(file: str) -> bool:
-    """Whether a frame is neither torch's nor ours, nor made up at run time."""
+def is_users(file: str) -> bool:
+    """Whether a file is neither torch's nor ours, nor made up at run time."""
     return not file.startswith((_TORCH, "<")) and _HERE not in file
 
 
@@ -27,7 +27,7 @@ def _foreign(file: str) -> bool:
 def _last_frame(stack: str) -> tuple[str, int, str]:
     found = ("", 0, "")
     for file, line, text in _FRAME.findall(stack):
-        if _foreign(file):
+        if is_users(file):
             found = (file, int(line), text.strip())
     return found
 
@@ -58,7 +58,7 @@ def error_origin(trace: TracebackType | None) -> Origin:
     """The innermost line of the user's code in a traceback."""
     found = Origin()
     for frame in traceback.extract_tb(trace):
-        if _foreign(frame.filename):
+        if is_users(frame.filename):
             found = Origin("", frame.filename, frame.lineno or 0, (frame.line or "").strip())
     return found
 

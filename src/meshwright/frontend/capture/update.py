@@ -12,11 +12,13 @@ from torch import Tensor, fx
 from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.graph.adapter import compiling, functionalized, trace
 from meshwright.compiler.graph.fake import fake_mode, fake_tensor
-from meshwright.compiler.graph.program import Annotation, Graph, Parameter, TensorSpec, Value
+from meshwright.compiler.graph.program import Graph, Parameter, TensorSpec, Value
 from meshwright.frontend.capture.assemble import finish, lift_constants
+from meshwright.frontend.capture.assembly import Assembly, Steps
 from meshwright.frontend.capture.contractions import rewrite_contractions
 from meshwright.frontend.capture.initial_state import initial_state
 from meshwright.frontend.capture.origins import error_origin
+from meshwright.frontend.capture.stand_in import cast
 from meshwright.frontend.capture.tidy import tidy
 from meshwright.frontend.capture.twin import Optimizers, Owner, TensorScalars, optimizer_list, owners, twin
 
@@ -133,16 +135,18 @@ def _discover_state(plan: _Plan) -> None:
         owner = members[0][1]
         found = initial_state(owner.optimizer, owner.local_group, [p.spec.shape for p, _ in members])
         values.update({(group, rank): entries for rank, entries in found.items()})
-    fakes = {p.name: fake_tensor(p.spec.shape, p.spec.dtype) for p, _ in plan.owned}
+    models = {(owner.group, parameter.spec): (parameter, owner) for parameter, owner in plan.owned}
+    fakes = {p.name: _fake(p.spec) for p, _ in models.values()}
     with fake_mode():
         for fake in fakes.values():
             fake.grad = torch.empty_like(fake)
         scalars = {name: torch.empty((), dtype=torch.float64) for name in plan.scalars}
-        after = _run(plan, fakes, {}, scalars)
+        after = _run(_Plan(list(models.values()), plan.scalars), fakes, {}, scalars)
     for parameter, owner in plan.owned:
+        model = models[owner.group, parameter.spec][0].name
         for entry, value in values[owner.group, len(parameter.spec.shape)].items():
             name = f"{parameter.name}/{entry}"
-            found_state = after[name]
+            found_state = after[f"{model}/{entry}"]
             # counters in double precision: 1 - 0.999**step in fp32 is wrong in the fifth digit
             scalar = found_state.dim() == 0 and found_state.dtype.is_floating_point
             dtype = torch.float64 if scalar else found_state.dtype
@@ -153,57 +157,110 @@ def _discover_state(plan: _Plan) -> None:
 def _trace(
     plan: _Plan, trained: list[Parameter], clip: float | None, reduce: torch.dtype | None, constants: dict[str, Tensor]
 ) -> Update:
-    names = [p.name for p, _ in plan.owned]
-    state_names, scalar_names = list(plan.state), list(plan.scalars)
+    """Norm and clipping of all gradients, then the optimizer's step of each parameter.
+
+    Parameters of one group, shape and dtype are updated by the same operations, so one of them is traced and
+    the others are copies; unless the optimizer couples parameters, when all are traced together.
+    """
+    graph = Assembly()
+    parameters = {p.name: graph.place(Value("parameter", p.name), _fake(p.spec)) for p, _ in plan.owned}
+    grads = {
+        p.name: graph.place(Value("gradient", p.name), fake_tensor(p.spec.shape, cast(p.spec.dtype, reduce)))
+        for p in trained
+    }
+    states = {n: graph.place(Value("state", n), _fake(s)) for n, s in plan.state.items()}
+    scalars = {n: graph.place(Value("scalar", n), fake_tensor((), torch.float64)) for n in plan.scalars}
+    norm, grads = _clip(graph, grads, clip)
+    stepped = _step_all(graph, plan, parameters, grads, states, scalars, constants)
+    results = {Value("norm", "norm"): norm}
+    results.update({Value("parameter", n): stepped[n] for n in parameters})
+    results.update({Value("state", n): stepped[n] for n in states})
+    module = graph.finish(list(results.values()))
+    rewrite_contractions(module)
+    tidy(module)
+    return Update(finish(module, graph.inputs, list(results)), plan.state, plan.state_init, plan.scalars)
+
+
+def _fake(spec: TensorSpec) -> Tensor:
+    return fake_tensor(spec.shape, spec.dtype)
+
+
+def _clip(graph: Assembly, grads: dict[str, fx.Node], clip: float | None) -> tuple[fx.Node, dict[str, fx.Node]]:
+    """The global norm, and the gradients scaled down to ``clip`` as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+    def squares(grad: Tensor) -> list[Tensor]:
+        wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+        return [(wide * wide).sum()]
+
+    def norm_of(*sums: Tensor) -> list[Tensor]:
+        return [torch.ops.meshwright.total(list(sums)).sqrt() if sums else torch.zeros(())]
+
+    sums = [graph.call(squares, grad)[0] for grad in grads.values()]
+    (norm,) = graph.call(norm_of, *sums)
+    if clip is None:
+        return norm, grads
+    (scale,) = graph.call(lambda n: [(clip / (n + 1e-6)).clamp(max=1.0)], norm)
+    return norm, {n: graph.call(lambda g, s: [g * s.to(g.dtype)], grad, scale)[0] for n, grad in grads.items()}
+
+
+def _step_all(
+    graph: Assembly,
+    plan: _Plan,
+    parameters: dict[str, fx.Node],
+    grads: dict[str, fx.Node],
+    states: dict[str, fx.Node],
+    scalars: dict[str, fx.Node],
+    constants: dict[str, Tensor],
+) -> dict[str, fx.Node]:
+    """The new parameters and states by name."""
+    if not plan.owned:
+        return {}
+    alike: dict[Any, list[tuple[Parameter, Owner]]] = {}
+    for parameter, owner in plan.owned:
+        key = (owner.group, parameter.spec, grads[parameter.name].meta["val"].dtype)
+        alike.setdefault(key, []).append((parameter, owner))
+    # two of each kind, so that an optimizer that couples parameters is seen to do so
+    models = [m for members in alike.values() for m in members[:2]]
+    traced = _trace_steps(plan, models, grads, constants)
+    held = {**parameters, **states}
+    if not traced.independent():
+        if len(models) < len(plan.owned):
+            traced = _trace_steps(plan, plan.owned, grads, constants)
+        return graph.inline_all(traced, held, grads, scalars)
+    made: dict[str, fx.Node] = {}
+    for members in alike.values():
+        for parameter, _ in members:
+            made.update(graph.inline_one(traced, members[0][0].name, parameter.name, held, grads, scalars))
+    return made
+
+
+def _trace_steps(
+    plan: _Plan, members: list[tuple[Parameter, Owner]], grads: dict[str, fx.Node], constants: dict[str, Tensor]
+) -> Steps:
+    """The traced step of the given parameters."""
+    part = _Plan(members, plan.scalars)
+    names = [p.name for p, _ in members]
+    state_names = [n for n in plan.state if n.rpartition("/")[0] in set(names)]
 
     def step(
-        parameters: list[Tensor], grads: list[Tensor], states: list[Tensor], scalars: list[Tensor]
+        parameters: list[Tensor], given_grads: list[Tensor], states: list[Tensor], scalars: list[Tensor]
     ) -> list[Tensor]:
-        norm, grads = _clipped(grads, clip)
-        by_name = {p.name: g for p, g in zip(trained, grads, strict=True)}
         mine = {n: p.clone() for n, p in zip(names, parameters, strict=True)}
-        for name, parameter in mine.items():
-            parameter.grad = by_name[name].to(parameter.dtype)
+        for parameter, grad in zip(mine.values(), given_grads, strict=True):
+            parameter.grad = grad.to(parameter.dtype)
         given = {n: s.clone() for n, s in zip(state_names, states, strict=True)}
-        after = _run(plan, mine, given, dict(zip(scalar_names, scalars, strict=True)))
-        return [norm, *mine.values(), *(after[n] for n in state_names)]
+        after = _run(part, mine, given, dict(zip(plan.scalars, scalars, strict=True)))
+        return [*mine.values(), *(after[n] for n in state_names)]
 
     with torch.no_grad():
         module = trace(
             functionalized(step),
-            [fake_tensor(p.spec.shape, p.spec.dtype) for p, _ in plan.owned],
-            [fake_tensor(p.spec.shape, reduce or p.spec.dtype) for p in trained],
-            [fake_tensor(s.shape, s.dtype) for s in plan.state.values()],
-            [fake_tensor((), torch.float64) for _ in scalar_names],
+            [_fake(p.spec) for p, _ in members],
+            [fake_tensor(p.spec.shape, grads[p.name].meta["val"].dtype) for p, _ in members],
+            [_fake(plan.state[n]) for n in state_names],
+            [fake_tensor((), torch.float64) for _ in plan.scalars],
         )
-    inputs = [Value("parameter", n) for n in names]
-    inputs += [Value("gradient", p.name) for p in trained]
-    inputs += [Value("state", n) for n in state_names] + [Value("scalar", n) for n in scalar_names]
-    outputs = [Value("norm", "norm"), *(Value("parameter", n) for n in names)]
-    outputs += [Value("state", n) for n in state_names]
+    inputs = [Value("parameter", n) for n in names] + [Value("gradient", n) for n in names]
+    inputs += [Value("state", n) for n in state_names] + [Value("scalar", n) for n in plan.scalars]
     lift_constants(module, inputs, constants, "update_")
-    _annotate(module)
-    rewrite_contractions(module)
-    tidy(module)
-    return Update(finish(module, inputs, outputs), plan.state, plan.state_init, plan.scalars)
-
-
-def _clipped(grads: list[Tensor], clip: float | None) -> tuple[Tensor, list[Tensor]]:
-    """The global norm, and the gradients scaled down to ``clip`` as ``torch.nn.utils.clip_grad_norm_`` does."""
-    wide = [g.float() if g.dtype in (torch.float16, torch.bfloat16) else g for g in grads]
-    if not wide:
-        return torch.zeros(()), grads
-    norm = torch.ops.meshwright.total([(g * g).sum() for g in wide]).sqrt()
-    if clip is None:
-        return norm, grads
-    scale = (clip / (norm + 1e-6)).clamp(max=1.0)
-    return norm, [g * scale.to(g.dtype) for g in grads]
-
-
-def _annotate(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        note = Annotation(phase="update")
-        if isinstance(value, Tensor):
-            note.shape, note.dtype = tuple(value.shape), value.dtype
-        node.meta = {"val": value, "meshwright": note}
+    return Steps(module, inputs, [*names, *state_names])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-
-from torch import nn
 
 from meshwright.compiler.diagnostics import Span, error
 from meshwright.frontend.language import sizes, tree
@@ -15,7 +14,7 @@ from meshwright.frontend.language.expressions import Expressions, Wanted, check_
 from meshwright.frontend.language.initial import initial
 from meshwright.frontend.language.scope import Scope
 from meshwright.frontend.language.sizes import Dimensions
-from meshwright.frontend.language.term import Term, conform, python_name
+from meshwright.frontend.language.term import Term, attribute_fault, conform, python_name
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,10 @@ class Body:
             raise error("E0202", f"'{name}' shadows the axis of line {line}", word.span, "choose another name")
         if name in self.library.dimensions.counts or name in sizes.WORDS:
             raise error("E0213", f"'{name}' is in use already", word.span, "choose another name")
-        if name in self.expressions_names():
+        if name in self.function_names():
             raise error("E0213", f"'{name}' is the name of a function", word.span, "choose another name")
 
-    def expressions_names(self) -> tuple[str, ...]:
+    def function_names(self) -> tuple[str, ...]:
         return (*self.library.functions, *self.library.imported, self.library.model.name.name)
 
     def _param(self, statement: tree.Param) -> None:
@@ -110,10 +109,9 @@ class Body:
             check_shape(shape, self.library.dimensions)
             if self.scope.has(name.name):
                 raise error("E0213", f"'{name.name}' is defined already", name.span, "choose another name")
-            if hasattr(nn.Module, name.name):
-                raise error(
-                    "E0213", f"'{name.name}' is a name that torch modules use", name.span, "choose another name"
-                )
+            fault = attribute_fault(name.name)
+            if fault is not None:
+                raise error("E0213", fault, name.span, "choose another name")
             for word in shape.axes:
                 if word.name == self.library.dimensions.batch:
                     raise error(
@@ -123,6 +121,8 @@ class Body:
                         "leave it out: weights know no batch",
                     )
             sizes_ = tuple(self.library.dimensions.sizes[axis] for axis in shape.names)
+            if math.prod(sizes_) > 2**62:
+                raise error("E0203", f"parameter '{name.name}' is too large", shape.span, "make its axes smaller")
             self.parameters.append(Parameter(name.name, shape.names, sizes_, first, name.span))
             self.scope.variables[name.name] = Term(shape.names, f"self.{name.name}", name.span, weight=True)
             self.fixed.add(name.name)
@@ -146,8 +146,10 @@ class Body:
 
     def _repeat(self, statement: tree.Repeat) -> None:
         name = statement.name.name
-        if name in self.repeats or hasattr(nn.Module, name):
-            raise error("E0213", f"'{name}' repeats already", statement.name.span, "give this repeat a name of its own")
+        taken = name in self.repeats or self.scope.has(name) or name in self.function_names()
+        fault = f"'{name}' is in use already" if taken else attribute_fault(name)
+        if fault is not None:
+            raise error("E0213", fault, statement.name.span, "give this repeat a name of its own")
         count = self.library.dimensions.constants[name]
         scope = Scope(self.library.dimensions, self.scope.functions, assigned(statement.body), self.scope)
         inner = Body(
@@ -155,6 +157,8 @@ class Body:
         )
         carried = [n for n in assigned(statement.body) if self.scope.has(n) and n not in self.fixed]
         before = {n: scope.lookup(n, statement.span) for n in carried}
+        for variable in carried:  # its value changes from round to round
+            scope.variables[variable] = _changing(before[variable], python_name(variable))
         inner.statements(statement.body)
         if not carried:
             raise error(
@@ -177,23 +181,27 @@ class Body:
         inner.lines.append((statement.span.line, f"return {', '.join(results)}"))
         self.repeats[name] = (inner, count)
         targets = ", ".join(python_name(n) for n in carried)
-        arguments = ", ".join(term.code for term in scope.captured.values())
+        codes = [python_name(n) if n in carried else term.code for n, term in scope.captured.items()]
+        arguments = ", ".join(codes)
         self.lines.append((statement.span.line, f"for block in self.{name}: {targets} = block({arguments})"))
         for variable in carried:
-            self.scope.variables[variable] = replace(
-                self.scope.lookup(variable, statement.span), code=python_name(variable)
-            )
+            self.scope.variables[variable] = _changing(before[variable], python_name(variable))
 
     def _place_child(self, function: tree.Function, span: Span) -> str:
         """An attribute for one more call of ``function``: its name, then with _2, _3, ..."""
         taken = {*self.calls, *self.repeats, *(p.name for p in self.parameters)}
         base = function.name.name
         name, number = base, 1
-        while name in taken or hasattr(nn.Module, name):
+        while name in taken or attribute_fault(name) is not None:
             number += 1
             name = f"{base}_{number}"
         self.calls[name] = (function, span)
         return name
+
+
+def _changing(term: Term, code: str) -> Term:
+    """A variable whose value is known only when the program runs."""
+    return replace(term, code=code, weight=False, is_constant=False, constant=None)
 
 
 def assigned(body: tuple[tree.Statement, ...]) -> dict[str, int]:

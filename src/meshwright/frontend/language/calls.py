@@ -10,7 +10,7 @@ from meshwright.frontend.language import sizes, tree
 from meshwright.frontend.language.expressions import Wanted
 from meshwright.frontend.language.functions import builtins
 from meshwright.frontend.language.functions.invocation import Invocation, check_arguments
-from meshwright.frontend.language.functions.pointwise import KEYWORDS, OPERANDS, pointwise, pointwise_names
+from meshwright.frontend.language.functions.pointwise import KEYWORDS, OPERANDS, pointwise, pointwise_names, refusal
 from meshwright.frontend.language.sizes import Dimensions
 from meshwright.frontend.language.term import Term, constant_term, reorder
 
@@ -114,6 +114,9 @@ class Calls:
                     "look rows up with 'table[integers]'",
                 )
         options = {key: evaluate(argument.value).constant for key, argument in keywords.items()}
+        fault = refusal(name, len(terms), dict(options))
+        if fault is not None:
+            raise error("E0211", f"'{name}' does not accept its arguments: {fault}", call.span, "correct the arguments")
         return pointwise(name, terms, dict(options), call.span)
 
     def _unknown(self, call: tree.Call) -> Exception:
@@ -141,6 +144,8 @@ def _fitting(term: Term, declared: tree.Input, function: tree.Function) -> Term:
             else "pass an input declared as 'int[axes]'",
         )
     axes = declared.shape.names
+    if term.is_constant and not isinstance(term.constant, int | float):
+        raise error("E0217", f"'{declared.name.name}' takes a tensor", term.span, "pass a tensor")
     if set(term.axes) != set(axes):
         missing = [axis for axis in axes if axis not in term.axes]
         surplus = [axis for axis in term.axes if axis not in axes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from meshwright.frontend.language.functions import builtins
 from meshwright.frontend.language.functions.pointwise import pointwise_names
 from meshwright.frontend.language.scope import Scope
 from meshwright.frontend.language.sizes import FUNCTIONS, Dimensions
-from meshwright.frontend.language.term import Term, python_name
+from meshwright.frontend.language.term import Term, attribute_fault, python_name
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def _check_name(
         raise error("E0213", f"'{name}' is defined in line {line} already", word.span, "choose another name")
     if name in builtins() or name in pointwise_names() or name in FUNCTIONS:
         raise error("E0213", f"'{name}' is a built-in function", word.span, "choose another name")
+    fault = attribute_fault(name) if keyword.iskeyword(name) else None
+    if fault is not None:
+        raise error("E0213", fault, word.span, "choose another name")
     if name in imported:
         raise error("E0213", f"'{name}' is imported already", word.span, "choose another name")
     if name in dimensions.constants or name == dimensions.batch:

@@ -59,6 +59,7 @@ class Expressions:
                 return self.evaluate(value, Wanted(shape.names, shape.span))
             case tree.Negative(operand, span):
                 term = self._evaluate(operand, wanted)
+                self._arithmetic(term, "-")
                 if term.is_constant and isinstance(term.constant, int | float):
                     return constant_term(-term.constant, span)
                 return replace(term, code=f"(-{term.code})", span=span)
@@ -79,6 +80,8 @@ class Expressions:
             node = node.left
         factors.append(self.evaluate(node))
         factors.reverse()
+        for factor in factors:
+            self._arithmetic(factor, "*")
         if all(f.is_constant for f in factors):
             value = factors[0]
             for factor in factors[1:]:
@@ -149,8 +152,8 @@ class Expressions:
                     "give the table other axes than its index",
                 )
         if len(table.axes) == 2:
-            return Term(axes, f"F.embedding({index.code}, {table.code})", span)
-        return Term(axes, f"{table.code}[{index.code}]", span)
+            return Term(axes, f"F.embedding({index.code}, {table.code})", span, integer=table.integer)
+        return Term(axes, f"{table.code}[{index.code}]", span, integer=table.integer)
 
 
 def check_shape(shape: tree.Shape, dimensions: Dimensions) -> None:

@@ -28,7 +28,8 @@ def product(factors: list[Term], span: Span, axes: tuple[str, ...] | None, where
     else:
         result = _named(tensors, axes, span, where or span)
     for scalar in scalars:
-        result = replace(result, code=f"({result.code} * {scalar.code})", span=span, is_constant=False)
+        code, weight = f"({result.code} * {scalar.code})", result.weight and scalar.weight
+        result = replace(result, code=code, span=span, weight=weight, is_constant=False, constant=None)
     return replace(result, span=span)
 
 

@@ -22,6 +22,9 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "ceil": math.ceil,
     "round": round,
 }
+LARGEST = 2.0**100
+"""No number in a file may be larger than this in size, so that arithmetic always ends well."""
+
 _OPERATORS: dict[str, Callable[[float, float], float]] = {
     "+": operator_module.add,
     "-": operator_module.sub,
@@ -55,9 +58,13 @@ class Dimensions:
 def arithmetic(operator: str, left: float, right: float, span: Span) -> float:
     """``left operator right``; integers stay integers where the result is whole."""
     try:
+        if operator == "**":
+            float(left) ** float(right)  # finds what is too large before the exact power does
         value = _OPERATORS[operator](left, right)
-    except (ZeroDivisionError, OverflowError, ValueError) as fault:
+    except (ZeroDivisionError, OverflowError) as fault:
         raise error("E0203", f"this has no value: {fault}", span, "correct the numbers") from None
+    if isinstance(value, complex) or not abs(value) <= LARGEST:
+        raise error("E0203", "this is no number that can be used", span, "correct the numbers")
     if operator == "/" and isinstance(left, int) and isinstance(right, int) and left % right == 0:
         return left // right
     return value
@@ -66,9 +73,12 @@ def arithmetic(operator: str, left: float, right: float, span: Span) -> float:
 def apply(function: str, arguments: list[float], span: Span) -> float:
     """``function(arguments)`` of :data:`FUNCTIONS`."""
     try:
-        return FUNCTIONS[function](*arguments)
+        value = FUNCTIONS[function](*arguments)
     except (TypeError, ValueError, OverflowError) as fault:
         raise error("E0203", f"'{function}' has no value here: {fault}", span, "correct its arguments") from None
+    if not abs(value) <= LARGEST:
+        raise error("E0203", f"'{function}' gives no number that can be used here", span, "correct its arguments")
+    return value
 
 
 def number(expression: tree.Expression, known: Mapping[str, float]) -> float:
@@ -113,8 +123,9 @@ def constant(expression: tree.Expression, known: Mapping[str, float]) -> Constan
 def positive(expression: tree.Expression, known: Mapping[str, float], what: str) -> int:
     """A whole number above zero."""
     value = number(expression, known)
-    if value != int(value) or value < 1:
-        raise error("E0203", f"{what} is {value:g}", expression.span, "make it a whole number above zero")
+    if value != int(value) or not 1 <= value < 2**31:
+        action = "make it smaller" if value >= 2**31 else "make it a whole number above zero"
+        raise error("E0203", f"{what} is {value:g}", expression.span, action)
     return int(value)
 
 

@@ -6,6 +6,8 @@ import keyword
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from meshwright.compiler.diagnostics import Span, error
 from meshwright.frontend.language.sizes import Constant
 
@@ -38,7 +40,17 @@ def constant_term(value: Constant, span: Span) -> Term:
 
 def python_name(name: str) -> str:
     """The name of a variable of the file in the generated Python."""
-    return f"{name}_" if keyword.iskeyword(name) or name in _TAKEN else name
+    special = keyword.iskeyword(name) or name in _TAKEN or name.startswith("__") or name.endswith("_")
+    return f"{name}_" if special else name
+
+
+def attribute_fault(name: str) -> str | None:
+    """Why a module cannot have an attribute called ``name``, or None if it can."""
+    if keyword.iskeyword(name) or name.startswith("__"):
+        return f"'{name}' is a word of Python"
+    if hasattr(nn.Module, name) or name in ("predict", "parameters_of_file"):
+        return f"'{name}' is a name that torch modules use"
+    return None
 
 
 def reorder(term: Term, axes: tuple[str, ...]) -> Term:

@@ -108,7 +108,7 @@ def read_train(
         expression = settings[kind].value
         assert expression is not None
         value = number(expression, dimensions.constants)
-        if value != int(value) or value < least:
+        if value != int(value) or not least <= value < 2**63:
             raise error("E0219", f"'{kind}' is {value:g}", expression.span, f"make it a whole number from {least} on")
         return int(value)
 

@@ -7,8 +7,9 @@ from typing import Any
 from lark import Token, Transformer, v_args
 from lark.tree import Meta
 
-from meshwright.compiler.diagnostics import Span
+from meshwright.compiler.diagnostics import Span, error
 from meshwright.frontend.language import tree
+from meshwright.frontend.language.sizes import LARGEST
 
 
 @v_args(meta=True)
@@ -113,6 +114,8 @@ class TreeBuilder(Transformer[Token, Any]):
     def number(self, meta: Meta, c: list[Any]) -> tree.Number:
         text = str(c[0]).replace("_", "")
         value = float(text) if any(mark in text for mark in ".eE") else int(text)
+        if abs(value) > LARGEST:
+            raise error("E0101", "this number is too large", self._span(meta), "write a smaller number")
         return tree.Number(value, self._span(meta))
 
     def text(self, meta: Meta, c: list[Any]) -> tree.Text:

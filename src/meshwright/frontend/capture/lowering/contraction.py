@@ -160,11 +160,8 @@ def patches(
         and all(d == 1 or k == 1 for d, k in zip(_spread(dilation, rank), kernel, strict=True))
     )
     if not plain:
-        convolution = aten.conv1d.default if rank == 1 else aten.conv2d.default
-        if isinstance(padding, str):
-            convolution = aten.conv1d.padding if rank == 1 else aten.conv2d.padding
-        made: Tensor = convolution(x, weight, bias, stride, padding, dilation, groups)
-        return made
+        convolution = torch.nn.functional.conv1d if rank == 1 else torch.nn.functional.conv2d
+        return convolution(x, weight, bias, stride, padding, dilation, groups)
     sizes = list(x.shape[:2])
     for size, k in zip(x.shape[2:], kernel, strict=True):
         sizes += [size // k, k]

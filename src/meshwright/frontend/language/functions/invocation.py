@@ -56,8 +56,11 @@ class Invocation:
         argument = self.positional[index]
         if not argument.over:
             raise error("E0211", f"'{self.name}' needs to know the axis", argument.span, f"write '{example}'")
-        for word in argument.over:
+        names = [word.name for word in argument.over]
+        for position, word in enumerate(argument.over):
             check_axis(word, self.dimensions)
+            if word.name in names[:position]:
+                raise error("E0216", f"axis '{word.name}' stands twice after 'over'", word.span, "name it once")
             if word.name not in term.axes:
                 raise error(
                     "E0208",
@@ -65,7 +68,7 @@ class Invocation:
                     word.span,
                     suggestion(word.name, term.axes) or "pass a tensor with that axis",
                 )
-        return tuple(word.name for word in argument.over)
+        return tuple(names)
 
     def axis(self, index: int, term: Term, example: str) -> str:
         """The one axis that follows ``over``."""

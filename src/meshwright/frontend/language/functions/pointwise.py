@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch.nn import functional as F
+
 from meshwright.compiler.diagnostics import Span, error
 from meshwright.frontend.language.functions.invocation import Invocation, builtin
 from meshwright.frontend.language.term import Term, align, widest
@@ -64,6 +67,16 @@ def pointwise(name: str, terms: list[Term], keywords: dict[str, object], span: S
     codes = [align(term, wide.axes) for term in terms] + [f"{key}={value!r}" for key, value in keywords.items()]
     where = "F" if name in FUNCTIONAL else "torch"
     return Term(wide.axes, f"{where}.{name}({', '.join(codes)})", span, weight=all(t.weight for t in terms))
+
+
+def refusal(name: str, operands: int, keywords: dict[str, object]) -> str | None:
+    """What torch has against these arguments, found by trying them on a single number."""
+    function = getattr(F if name in FUNCTIONAL else torch, name)
+    try:
+        function(*[torch.zeros(1)] * operands, **keywords)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        return str(fault).splitlines()[0]
+    return None
 
 
 @builtin("swiglu", 2)

@@ -1,0 +1,35 @@
+"""``meshwright compile``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.settings import overrides
+
+
+def compile_command(
+    source: Annotated[str, typer.Argument(help="A .mw file, or a factory as package.module:factory.")],
+    plan: Annotated[
+        str | None,
+        typer.Option(help="A preset such as fsdp=2,tp=2, or a plan file. Default: what the source says, else fsdp."),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="The number of ranks to compile for.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")] = Path("build"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
+    ] = None,
+) -> None:
+    """Compile a training step for a mesh and write the artefact folder."""
+    chosen = overrides(set_ or [])
+    from meshwright.build import compile
+    from meshwright.cli.faults import print_diagnostics
+    from meshwright.cli.tables import plan_line
+
+    built = compile(source, plan, ranks=ranks, overrides=chosen, output=output)
+    if built.warnings:
+        print_diagnostics(*built.warnings)
+    typer.echo(f"{plan_line(built.rank_program)}\nwritten to {built.folder}")

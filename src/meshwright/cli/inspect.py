@@ -1,0 +1,104 @@
+"""``meshwright inspect``"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshwright.cli.tables import plan_line, show, size, table
+
+if TYPE_CHECKING:
+    from meshwright.compiler.analysis.communication import Traffic
+    from meshwright.compiler.analysis.memory import Memory
+    from meshwright.compiler.emit.artefact import Artefact
+
+
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(help="The artefact folder that 'meshwright compile' wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show the plan, the program, memory per rank by kind, and communication by kind and axis."""
+    from meshwright.cli.faults import print_diagnostics
+    from meshwright.compiler.analysis.communication import communication
+    from meshwright.compiler.analysis.memory import memory
+    from meshwright.compiler.emit.artefact import read_artefact
+
+    artefact = read_artefact(folder)
+    needs, traffic = memory(artefact.rank_program), communication(artefact.rank_program)
+    if artefact.warnings:
+        print_diagnostics(*artefact.warnings)
+    if as_json:
+        typer.echo(json.dumps(_json(artefact, needs, traffic), indent=2))
+        return
+    typer.echo(f"{artefact.source.place}\n{plan_line(artefact.rank_program)}\n")
+    show(_parameters(artefact), _program(artefact), _memory(needs), _communication(traffic))
+
+
+def _graphs(artefact: Artefact) -> list[tuple[str, int, int]]:
+    """By graph: its ops for one device, and for a rank."""
+    rank = artefact.rank_program
+    counts = []
+    for name in ("prologue", "micro", "update"):
+        whole, local = getattr(rank.program, name), getattr(rank, name)
+        ops = [sum(n.op == "call_function" for n in g.module.graph.nodes) for g in (whole, local)]
+        counts.append((name, ops[0], ops[1]))
+    return counts
+
+
+def _parameters(artefact: Artefact) -> Any:
+    """Parameters that differ in numbers alone and lie alike share a row."""
+    alike: dict[tuple[str, ...], int] = {}
+    for name, lies in artefact.rank_program.layouts.items():
+        rest = str(lies.rest)
+        others = ("as at rest" if str(s) == rest else str(s) for s in (lies.gradient, lies.state))
+        row = (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), str(lies.compute), rest, *others)
+        alike[row] = alike.get(row, 0) + 1
+    rows = [(name if count == 1 else f"{name} ({count})", *rest) for (name, *rest), count in alike.items()]
+    return table("Plan: how parameters lie", ("parameter", "computed with", "at rest", "gradient", "state"), rows)
+
+
+def _program(artefact: Artefact) -> Any:
+    rows = [(name, str(whole), str(local)) for name, whole, local in _graphs(artefact)]
+    return table("Program: ops", ("graph", "one device", "each rank"), rows, numbers=(1, 2))
+
+
+def _memory(needs: Memory) -> Any:
+    rows = [(kind, size(needs.by_kind.get(kind, 0)), size(most)) for kind, most in needs.most.items()]
+    rows.append(("total", size(needs.peak), ""))
+    where = f" of {needs.at.block}" if needs.at.block else ""
+    title = f"Memory of a rank; the peak is in {needs.at.graph}, {needs.at.phase}{where} (%{needs.at.node})"
+    return table(title, ("kind", "at the peak", "most at any time"), rows, numbers=(1, 2))
+
+
+def _communication(traffic: list[Traffic]) -> Any:
+    rows = [(t.kind, ", ".join(t.axes), t.graph, str(t.calls), size(t.payload), size(t.sent)) for t in traffic]
+    columns = ("collective", "axes", "graph", "calls", "payload", "sent by a rank")
+    return table("Communication in one step", columns, rows, numbers=(3, 4, 5))
+
+
+def _json(artefact: Artefact, needs: Memory, traffic: list[Traffic]) -> dict[str, Any]:
+    rank = artefact.rank_program
+    return {
+        "source": {"kind": artefact.source.kind, "place": artefact.source.place},
+        "plan": {
+            "name": rank.plan.name,
+            "mesh": dict(rank.mesh.axes),
+            "ranks": rank.mesh.ranks,
+            "microbatches": rank.plan.microbatches,
+            "batch": rank.plan.batch,
+            "storage": asdict(rank.plan.storage),
+            "sequence": rank.plan.sequence,
+        },
+        "parameters": {
+            name: {kind: str(getattr(lies, kind)) for kind in ("compute", "rest", "gradient", "state")}
+            for name, lies in rank.layouts.items()
+        },
+        "program": {name: {"one device": whole, "each rank": local} for name, whole, local in _graphs(artefact)},
+        "memory": asdict(needs),
+        "communication": [asdict(t) for t in traffic],
+    }

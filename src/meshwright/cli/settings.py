@@ -1,0 +1,32 @@
+"""Reads ``--set name=value``."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.compiler.diagnostics import error
+
+
+def overrides(given: list[str]) -> dict[str, float]:
+    """The settings by name. Raises E0902 for text that is no ``name=number``."""
+    found: dict[str, float] = {}
+    for text in given:
+        match = re.fullmatch(r"\s*([A-Za-z_][\w ]*?)\s*=\s*(\S+)\s*", text)
+        number = _number(match[2]) if match else None
+        if match is None or number is None:
+            raise error("E0902", f"'{text}' is not name=number", action="write --set batch=8, say")
+        if match[1] in found:
+            raise error("E0902", f"'{match[1]}' is set twice", action="give it once")
+        found[match[1]] = number
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None
