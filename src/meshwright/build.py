@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 
-from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.artefact import write_artefact
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan
-from meshwright.compiler.plan_file import check_made_for, read_plan
+from meshwright.compiler.plan_file import check_made_for, read_plan_file
 from meshwright.frontend.pins import pinned_plan
 from meshwright.frontend.source import Source, load_source
 
@@ -45,53 +46,50 @@ def compile(
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
     loaded = load_source(source, overrides)
+    file = read_plan_file(plan) if _is_file(plan) else None
+    if file is not None and "precision" in file.toml.values:
+        loaded.precision = file.plan.precision  # the plan decides what is computed in
     program = loaded.capture()
-    chosen, warnings = choose_plan(plan, loaded, program, ranks)
-    rank_program = compile_step(program, chosen)
+    warnings = list(loaded.warnings)
+    if file is not None:
+        place = file.toml.value("made_for", "model")
+        warnings += check_made_for(file.plan, program.fingerprint, torch.__version__, place)
+        chosen = replace(file.plan, precision=loaded.precision)
+    else:
+        chosen = _plan(plan, loaded, program, ranks)
+    try:
+        rank_program = compile_step(program, _for_ranks(chosen, ranks))
+    except MeshwrightError as fault:
+        raise MeshwrightError(*(file.located(d) if file else d for d in fault.diagnostics)) from None
     weights = {} if loaded.train.initial else loaded.weights()
     tensors = {"initial": weights} if weights else {}
     changing = loaded.schedule(program.scalars, loaded.train.steps)
     if changing:
         tensors["schedule"] = changing
     folder = write_artefact(rank_program, output, loaded.description, loaded.train, tensors)
-    return Built(rank_program, folder, (*loaded.warnings, *warnings))
+    return Built(rank_program, folder, tuple(warnings))
 
 
-def choose_plan(
-    plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None
-) -> tuple[Plan, list[Diagnostic]]:
-    """The plan to compile for, and warnings about it.
-
-    Raises MeshwrightError if it is for another model or other ranks.
-    """
-    warnings: list[Diagnostic] = []
-    if plan is None:
-        pinned = pinned_plan(source, program)
-        if pinned is None and ranks is None:
-            raise error("E0324", "no plan and no number of ranks", action="give --plan, say fsdp=2,tp=2, or --ranks N")
-        chosen = pinned or preset("fsdp", program, ranks, source.precision)
-    elif isinstance(plan, Plan):
-        chosen = plan
-    elif is_file(plan):
-        chosen = read_plan(Path(plan))
-        warnings = check_made_for(chosen, program.fingerprint, torch.__version__, str(plan))
-        if chosen.precision != source.precision:
-            said = ", ".join(f"{getattr(chosen.precision, use)} {use}" for use in ("compute", "weights", "reduce"))
-            message = f"{plan} says {said}, which is not what the program computes in"
-            warnings.append(
-                Diagnostic("W0311", message, action="change the precision in the program's 'train' section")
-            )
-    else:
-        chosen = preset(str(plan), program, ranks, source.precision)
-    if ranks is not None and chosen.mesh.ranks != ranks:
-        raise error(
-            "E0325",
-            f"the plan is for {chosen.mesh.ranks} ranks ({chosen.mesh}), not {ranks}",
-            action=f"give --ranks {chosen.mesh.ranks}, or change the mesh",
-        )
-    return chosen, warnings
+def _plan(plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None) -> Plan:
+    """The plan that is given, that the source's ``parallel`` section asks for, or full sharding."""
+    if isinstance(plan, Plan):
+        return plan
+    if plan is not None:
+        return preset(str(plan), program, ranks, source.precision)
+    pinned = pinned_plan(source, program)
+    if pinned is None and ranks is None:
+        raise error("E0324", "no plan and no number of ranks", action="give --plan, say fsdp=2,tp=2, or --ranks N")
+    return pinned or preset("fsdp", program, ranks, source.precision)
 
 
-def is_file(plan: str | Path) -> bool:
-    """Whether a plan is given as a file; else it is a preset."""
-    return isinstance(plan, Path) or plan.endswith(".toml") or "/" in plan
+def _for_ranks(plan: Plan, ranks: int | None) -> Plan:
+    """The plan, if it is for that many ranks."""
+    if ranks is not None and plan.mesh.ranks != ranks:
+        message = f"the plan is for {plan.mesh.ranks} ranks ({plan.mesh}), not {ranks}"
+        raise error("E0325", message, action=f"give --ranks {plan.mesh.ranks}, or change the mesh")
+    return plan
+
+
+def _is_file(plan: str | Path | Plan | None) -> TypeGuard[str | Path]:
+    """Whether a plan is given as a file; any other text is a preset."""
+    return isinstance(plan, Path) or (isinstance(plan, str) and (plan.endswith(".toml") or "/" in plan))

@@ -70,8 +70,8 @@ def _wrong_arguments(fault: TyperException) -> int:
 
 def _usage(fault: TyperException) -> str:
     """The help of the command that was called."""
-    context = getattr(fault, "ctx", None)
-    return f"{getattr(context, 'command_path', 'meshwright')} --help"
+    path = getattr(getattr(fault, "ctx", None), "command_path", "").split()
+    return " ".join(["meshwright", *path[1:], "--help"])
 
 
 def report(fault: BaseException) -> int:

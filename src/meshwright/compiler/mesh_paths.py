@@ -6,6 +6,7 @@ Pure functions over :class:`Sharding`; the lowering turns steps into ops, the co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from meshwright.compiler.mesh import Dim, Mesh, Segment, Sharding, split
@@ -32,6 +33,7 @@ class Step:
     reduction: str = "sum"
 
 
+@lru_cache(maxsize=65536)
 def steps(source: Sharding, target: Sharding, mesh: Mesh) -> tuple[Step, ...]:
     """The steps from ``source`` to ``target``. A sum that only the target owes is made owed last."""
     aligned = [common_segments(a, b, mesh) for a, b in zip(source.dims, target.dims, strict=True)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.diagnostics import Diagnostic, Span, error
 from meshwright.compiler.plan import Hashes, Plan
-from meshwright.compiler.plan_reader import DTYPES, TABLES, read_plan
+from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanFile, read_plan, read_plan_file
 
-__all__ = ["check_made_for", "plan_to_toml", "read_plan"]
+__all__ = ["PlanFile", "check_made_for", "plan_to_toml", "read_plan", "read_plan_file"]
 
 
 def plan_to_toml(plan: Plan) -> str:
@@ -44,20 +44,21 @@ def plan_to_toml(plan: Plan) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def check_made_for(plan: Plan, model: str, torch: str, file: str = "plan.toml") -> list[Diagnostic]:
+def check_made_for(plan: Plan, model: str, torch: str, place: Span | None = None) -> list[Diagnostic]:
     """Warnings about a plan's hashes. Raises E0310 if it was made for another model.
 
-    A plan without hashes (written by hand) fits any model.
+    A plan without hashes (written by hand) fits any model. ``place`` is where the model's hash stands.
     """
     if plan.hashes.model and model and plan.hashes.model != model:
         raise error(
             "E0310",
-            f"{file} was made for another model (its hash is {plan.hashes.model[:12]}, this model's is {model[:12]})",
+            "the plan was made for another model: the hash of this one is different",
+            place,
             action="make a new plan, or delete the line 'model = ...' under [made_for] to use it all the same",
         )
     if plan.hashes.torch and torch and plan.hashes.torch != torch:
-        message = f"{file} was made with torch {plan.hashes.torch}, this is torch {torch}"
-        return [Diagnostic("W0310", message, action="compile again to renew what the plan predicts")]
+        message = f"the plan was made with torch {plan.hashes.torch}, this is torch {torch}"
+        return [Diagnostic("W0310", message, place, action="compile again to renew what the plan predicts")]
     return []
 
 

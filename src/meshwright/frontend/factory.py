@@ -123,7 +123,11 @@ def _parts(returned: Any, place: str) -> dict[str, Any]:
         parts = {field: getattr(returned, field) for field in FIELDS if hasattr(returned, field)}
     for field, kind in (("model", nn.Module), ("batch", object), ("optimizer", torch.optim.Optimizer)):
         if field not in parts or not isinstance(parts[field], kind):
-            found = f"its '{field}' is a {type(parts[field]).__name__}" if field in parts else f"there is no '{field}'"
+            found = (
+                f"its '{field}' is of type {type(parts[field]).__name__}"
+                if field in parts
+                else f"there is no '{field}'"
+            )
             raise error("E0112", f"{place} must return {FIELDS[field]}; {found}", action=_wanted())
     if parts.get("loss") is not None and not callable(parts["loss"]):
         raise error("E0112", f"{place} returns a loss that cannot be called", action=_wanted())

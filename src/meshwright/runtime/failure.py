@@ -161,8 +161,8 @@ class Watch:
         if not self._leaving.acquire(blocking=False):
             time.sleep(60)
         report(failure, self.rank)
-        # other ranks may need the store, which rank 0 often hosts, to hear of it
-        time.sleep(2 * self.interval if self.rank == 0 else 0)
+        # a launcher ends all ranks when the first one ends, and rank 0 often hosts the store: let all hear of it first
+        time.sleep(2 * self.interval)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

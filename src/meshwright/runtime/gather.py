@@ -26,7 +26,7 @@ def gather(local: Tensor, sharding: Sharding, mesh: Mesh, communicator: RankComm
 
 
 def full_state_dict(executor: Executor, *, only_on_rank_0: bool = False) -> dict[str, Tensor]:
-    """All parameters (tied ones under every name) and buffers, whole, on the CPU, as ``nn.Module.state_dict`` names them.
+    """All parameters (tied ones under every name) and buffers, whole, on the CPU, named as in ``nn.Module.state_dict``.
 
     All ranks call it together; one tensor at a time is gathered. With ``only_on_rank_0`` the others get an empty dict.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,6 +102,8 @@ class _Propagation:
         self.placed: dict[fx.Node, tuple[_Placed | None, ...]] = {}
         self.moved: dict[tuple[fx.Node, Sharding, str], _Placed] = {}
         self.paid: dict[fx.Node, _Placed] = {}
+        self.rules: dict[Hashable, Rule] = {}
+        self.decisions: dict[Hashable, Decision] = {}
         self.wanted = wanted_shardings(graph, mesh, placement.wanted)
 
     def run(self) -> Graph:
@@ -136,25 +138,13 @@ class _Propagation:
         sources = operand_nodes(node)
         if call.name == "meshwright.total.default" and self._total(node, sources):
             return
-        rule = rule_of(call)
-        if rule is None:
-            self.warn(f"no rule for {call.name}: it runs on whole operands")
-            rule = whole_rule(call)
-        if self._regroup(node, call, sources):
+        rule = self._rule(call)
+        if self._regroup(node, call, rule, sources):
             return
         operands = [self._best(s) for s in sources]
         keep = bool(operands) and all(p.weight for p in operands) and not rule.reduce
         held = tuple(Held(p.sharding, p.priority, _bytes(s)) for p, s in zip(operands, sources, strict=True))
-        decision = decide(
-            rule,
-            held,
-            self.mesh,
-            wanted=self.wanted.get(node, ()),
-            sequence=self.sequence,
-            regroups=_is_sum(call) or (len(call.operands) == 1 and not call.pointwise),
-            keep_storage=keep,
-            whole=self.whole and call.name.startswith("meshwright.einsum"),
-        )
+        decision = self._decide(call, rule, held, self.wanted.get(node, ()), keep)
         moved = [self._move(p, t, node) for p, t in zip(operands, decision.operands, strict=True)]
         copy = self._copy(node, call, moved)
         copy.meta[DECISION] = Chosen(call, rule, decision)
@@ -166,6 +156,35 @@ class _Propagation:
             self._annotate(copy, node, shardings[0])
             if _is_sum(call) and len(node.users) == 1:
                 self._remember_terms(node, sources)
+
+    def _rule(self, call: OpCall) -> Rule:
+        """The rule of a call; calls of repeated blocks are equal and share it."""
+        key = _key(call)
+        if key not in self.rules:
+            rule = rule_of(call)
+            if rule is None:
+                self.warn(f"no rule for {call.name}: it runs on whole operands")
+            self.rules[key] = rule or whole_rule(call)
+        return self.rules[key]
+
+    def _decide(
+        self, call: OpCall, rule: Rule, held: tuple[Held, ...], wanted: tuple[Sharding | None, ...], keep: bool
+    ) -> Decision:
+        """The decision for a call on operands that lie so; the same question is answered once."""
+        lies = tuple((h.sharding, tuple(sorted(h.priority.items())), h.bytes) for h in held)
+        key = (_key(call), lies, wanted, keep)
+        if key not in self.decisions:
+            self.decisions[key] = decide(
+                rule,
+                held,
+                self.mesh,
+                wanted=wanted,
+                sequence=self.sequence,
+                regroups=_is_sum(call) or (len(call.operands) == 1 and not call.pointwise),
+                keep_storage=keep,
+                whole=self.whole and call.name.startswith("meshwright.einsum"),
+            )
+        return self.decisions[key]
 
     def _place_item(self, node: fx.Node) -> None:
         source, index = node.args
@@ -266,7 +285,7 @@ class _Propagation:
         if len(owing) == len(paid) == 1:
             self.placed[node] = (replace(self._only(node), terms=(paid[0], owing[0])),)
 
-    def _regroup(self, node: fx.Node, call: OpCall, sources: tuple[fx.Node, ...]) -> bool:
+    def _regroup(self, node: fx.Node, call: OpCall, rule: Rule, sources: tuple[fx.Node, ...]) -> bool:
         """``(r + a) + b``, where ``a`` and ``b`` owe the same sums, as ``r + (a + b)``: paid once instead of twice.
 
         The sum ``r + a`` made before, and its payment, are then read by nobody and fall away.
@@ -278,8 +297,6 @@ class _Propagation:
             if whole.terms is None or whole.terms[1].sharding != owing.sharding or not owing.sharding.owed:
                 continue
             paid, earlier = whole.terms
-            rule = rule_of(call)
-            assert rule is not None
             inner = self._sum(node, call, rule, earlier, owing)
             outer = self._sum(node, call, rule, paid, inner)
             self.placed[node] = (replace(outer, terms=(paid, inner) if len(node.users) == 1 else None),)
@@ -289,7 +306,7 @@ class _Propagation:
     def _sum(self, node: fx.Node, call: OpCall, rule: Rule, a: _Placed, b: _Placed) -> _Placed:
         size = _bytes(node)
         held = tuple(Held(p.sharding, p.priority, size) for p in (a, b))
-        decision = decide(rule, held, self.mesh, sequence=self.sequence, regroups=True)
+        decision = self._decide(call, rule, held, (), keep=False)
         moved = [self._move(p, t, node) for p, t in zip((a, b), decision.operands, strict=True)]
         copy = self._copy(node, call, moved)
         copy.meta[DECISION] = Chosen(call, rule, decision)
@@ -327,6 +344,17 @@ def make_call(node: fx.Node) -> OpCall:
     call = op_call(node)
     assert call is not None, f"{node.format_node()} calls no op"
     return call
+
+
+def _key(call: OpCall) -> Hashable:
+    """What makes two calls the same question: the op and its arguments, tensors by their types."""
+
+    def freeze(value: Any) -> Hashable:
+        if isinstance(value, (list, tuple)):
+            return tuple(freeze(v) for v in value)
+        return (type(value), value) if isinstance(value, (bool, int, float)) else value
+
+    return call.name, freeze(call.args), tuple((k, freeze(v)) for k, v in call.kwargs.items())
 
 
 def _no_offset(offset: Offset) -> int:
