@@ -62,14 +62,13 @@ def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
         for atom in (a for atoms in atoms_of_dims for a in atoms):
             uses.setdefault(atom, set()).add(name)
     free = [a for a in uses if not a.roles & {"whole", "batch"}]
-    heads = sorted((a for a in free if "head" in a.roles), key=lambda a: -len(uses[a]))
-    mesh_axes = _mesh_axes(heads, degree)
+    attentions = _attentions([a for a in free if "head" in a.roles], uses)
+    mesh_axes = _mesh_axes(attentions, degree)
     every = tuple(name for name, _ in mesh_axes)
     cuts: dict[Atom, tuple[str, ...]] = {}
-    taken: set[str] = set()
-    if heads:
+    for heads in attentions:
         cuts.update(_head_cuts(heads, mesh_axes, degree))
-        taken |= set().union(*(uses[a] for a in cuts))
+    taken = {name for a in cuts for name in uses[a]}
     inner = [a for a in free if not a.roles and len(uses[a]) > 1 and a.size >= degree]
     tables = [
         a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles and a.size >= VOCABULARY * degree
@@ -88,19 +87,33 @@ def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
     return TensorCut(mesh_axes, cuts, dims)
 
 
-def _mesh_axes(heads: list[Atom], degree: int) -> tuple[tuple[str, int], ...]:
+def _attentions(heads: list[Atom], uses: dict[Atom, set[str]]) -> list[list[Atom]]:
+    """The head axes of each attention: those of key/value heads first, then the queries that share one."""
+    groups: list[list[Atom]] = []
+    for atom in sorted(heads, key=lambda a: -len(uses[a])):
+        found = next((g for g in groups if any(uses[a] & uses[atom] for a in g)), None)
+        if found is None:
+            groups.append([atom])
+        else:
+            found.append(atom)
+    return groups
+
+
+def _mesh_axes(attentions: list[list[Atom]], degree: int) -> tuple[tuple[str, int], ...]:
     """Fewer key/value heads than ranks: the axis is made of two, the first of which cuts those heads."""
-    if len(heads) < 2 or heads[0].size % degree == 0:
-        return (("tensor", degree),)
-    groups, queries = heads[0].size, heads[1].size
-    if degree % groups == 0 and queries % (degree // groups) == 0:
-        return (("tensor", groups), ("group", degree // groups))
+    for heads in attentions:
+        if len(heads) < 2 or heads[0].size == 1:
+            continue
+        groups, queries = heads[0].size, heads[1].size
+        if groups % degree and degree % groups == 0 and queries % (degree // groups) == 0:
+            return (("tensor", groups), ("group", degree // groups))
     return (("tensor", degree),)
 
 
 def _head_cuts(heads: list[Atom], axes: tuple[tuple[str, int], ...], degree: int) -> dict[Atom, tuple[str, ...]]:
-    if len(axes) == 2:
-        return {heads[0]: ("tensor",), heads[1]: ("group",)}
+    every = tuple(name for name, _ in axes)
     if heads[0].size == 1 and len(heads) > 1:
-        return {heads[1]: ("tensor",)}
-    return {heads[0]: ("tensor",)}
+        return {heads[1]: every}
+    if len(axes) == 2 and len(heads) > 1 and heads[0].size % degree:
+        return {heads[0]: every[:1], heads[1]: every[1:]}
+    return {heads[0]: every}
