@@ -8,7 +8,9 @@ for batch in loader:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.compiler.diagnostics import error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
+from meshwright.compiler.graph.adapter import mark_stepped
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
-from meshwright.compiler.plan_file import read_plan
+from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, tensors
 from meshwright.runtime import checkpoint
@@ -45,6 +48,7 @@ def parallelize(
     clip: float | None = None,
     precision: Precision | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
+    scalars: Sequence[str] = ("lr",),
     virtual: int | None = None,
     seed: int = 0,
 ) -> Step:
@@ -55,14 +59,20 @@ def parallelize(
     and takes its rows. ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan.
     ``loss(output, batch)`` is needed where the model does not return its loss. ``clip`` is the largest
     global gradient norm. Learning rates are read from ``optimizer.param_groups`` at each step, so the
-    user's own scheduler goes on working.
+    user's own scheduler goes on working; ``scalars`` are the entries that are read so. ``precision`` is that of
+    the plan if the plan says one, else that of the model.
 
     Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
     in this process. Raises MeshwrightError for what cannot be captured, cut or run.
     """
+    if virtual is not None and virtual < 1:
+        raise error("E0601", f"virtual={virtual} is no number of ranks", None, "use virtual=N with N of at least 1")
     ranks = virtual or _join_group()
-    program = capture(model, batch, optimizer, loss, clip, batch_dims=batch_dims, precision=precision)
-    made = _plan(plan, program, ranks, precision)
+    given = _given(plan)
+    if given is not None and precision is None:
+        precision = given.plan.precision
+    program = capture(model, batch, optimizer, loss, clip, scalars, batch_dims, precision)
+    made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
     if made.mesh.ranks != ranks:
         raise error(
             "E0601",
@@ -70,7 +80,10 @@ def parallelize(
             None,
             f"start it with torchrun --nproc-per-node {made.mesh.ranks}, or use virtual={made.mesh.ranks}",
         )
-    rank_program = compile_step(program, made)
+    try:
+        rank_program = compile_step(program, made)
+    except MeshwrightError as fault:
+        raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
     return Step(rank_program, engine, optimizer)
 
@@ -88,6 +101,7 @@ class Step:
         """The global gradient norm of the last step, before clipping."""
         self._engine = engine
         self._optimizer = optimizer
+        self._settings = _settings(optimizer, rank_program.program)
 
     @property
     def plan(self) -> Plan:
@@ -97,11 +111,26 @@ class Step:
     def __call__(self, batch: Any) -> Tensor:
         """Run one step on a whole global batch. Returns its loss, the same on every rank (float64, shape [])."""
         found = tensors(as_call(batch))
+        self._check_groups()
         scalars = {n: float(self._group(n)) for n in self.rank_program.program.scalars}
         result = self._engine.step(found, self.steps, scalars)
         self.steps += 1
         self.norm = result.norm
+        mark_stepped(self._optimizer)
         return torch.tensor(result.loss, dtype=torch.float64)
+
+    def _check_groups(self) -> None:
+        """Refuse a change of the optimizer that the compiled step would not follow. Raises E0650."""
+        now = _settings(self._optimizer, self.rank_program.program)
+        for name in [*self._settings, *now]:
+            if name not in now or name not in self._settings or now[name] != self._settings[name]:
+                group, _, entry = name.partition("/")
+                raise error(
+                    "E0650",
+                    f"'{entry}' of the optimizer's parameter group {group} was changed after the step was compiled",
+                    None,
+                    f"name it when the step is made: parallelize(..., scalars=('lr', '{entry}')), or make a new step",
+                )
 
     def _group(self, scalar: str) -> float:
         group, _, entry = scalar.partition("/")
@@ -121,6 +150,17 @@ class Step:
         record = checkpoint.load(self._engine.shards(), Path(folder))
         self.steps = record.step
         self._engine.seed = record.seed
+
+
+def _settings(optimizer: torch.optim.Optimizer, program: StepProgram) -> dict[str, object]:
+    """What the compiled update has as constants: the entries of parameter groups that are not fed at each step."""
+    return {
+        name: value
+        for number, group in enumerate(optimizer.param_groups)
+        for entry, value in group.items()
+        # what schedulers and the user note down in a group is not read by the optimizer
+        if entry in optimizer.defaults and (name := f"{number}/{entry}") not in program.scalars
+    }
 
 
 class _Virtual:
@@ -202,9 +242,30 @@ def _from_rank_0(weights: Weights, device: torch.device) -> Weights:
     return give
 
 
-def _plan(plan: str | Path | Plan, program: StepProgram, ranks: int, precision: Precision | None) -> Plan:
+@dataclass(frozen=True)
+class _Given:
+    """A plan that was given as such, and the file that it was read from."""
+
+    plan: Plan
+    file: PlanFile | None = None
+
+    def made_for(self, program: StepProgram, precision: Precision | None) -> Plan:
+        """The plan, if it was made for this program. Raises E0310."""
+        place = self.file.toml.value("made_for", "model") if self.file is not None else None
+        for diagnostic in check_made_for(self.plan, program.fingerprint, torch.__version__, place):
+            warnings.warn(diagnostic.render(), stacklevel=3)
+        return replace(self.plan, precision=precision or self.plan.precision)
+
+    def located(self, diagnostic: Diagnostic) -> Diagnostic:
+        """The diagnostic, at the line of the file that it is about."""
+        return self.file.located(diagnostic) if self.file is not None else diagnostic
+
+
+def _given(plan: str | Path | Plan) -> _Given | None:
+    """The plan that is given as a Plan or as a file; None if it is a preset."""
     if isinstance(plan, Plan):
-        return plan
+        return _Given(plan)
     if isinstance(plan, Path) or plan.endswith(".toml"):
-        return read_plan(Path(plan))
-    return preset(plan, program, ranks, precision)
+        file = read_plan_file(Path(plan))
+        return _Given(file.plan, file)
+    return None

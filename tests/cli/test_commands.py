@@ -41,8 +41,8 @@ def test_without_a_plan_everything_is_fully_sharded(small: Path, built: Path, tm
 
 def test_the_parallel_section_is_the_plan(small: Path, tmp_path: Path) -> None:
     pinned = tmp_path / "pinned.mw"
-    section = "parallel\n    mesh data = 2, tensor = 2\n    shard weights on data\n    shard f, vocab on tensor\n    microbatches 2\n"
-    pinned.write_text(small.read_text() + "\n" + section)
+    pins = ("mesh data = 2, tensor = 2", "shard weights on data", "shard f, vocab on tensor", "microbatches 2")
+    pinned.write_text(small.read_text() + "\nparallel\n" + "".join(f"    {pin}\n" for pin in pins))
     result = invoke("compile", pinned, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     plan = read_plan(tmp_path / "out" / "plan.toml")

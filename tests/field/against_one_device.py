@@ -6,6 +6,7 @@ The side of one device is eager PyTorch and nothing else, but for dropout, whose
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.compiler.graph.program import StepProgram, Value
-from meshwright.compiler.mesh import MICRO
+from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan
@@ -76,7 +76,8 @@ def eager(case: Case) -> Trained:
         model.zero_grad()
         with Widened():
             with CountedDropout(torch.tensor([case.seed, number])):
-                output = model(**{n: x for n, x in batch.items() if case.loss is None or n != "target"})
+                accepted = inspect.signature(model.forward).parameters
+                output = model(**{n: x for n, x in batch.items() if n in accepted})
                 value = output if case.loss is None else case.loss(output, batch)
             value.backward()
             made.losses.append(value.item())
@@ -134,8 +135,3 @@ def copies_agree(cluster: VirtualCluster) -> int:
             first.setdefault(part, mine)
     return pairs
 
-
-def owes_over_micro(cluster: VirtualCluster, kind: str) -> set[str]:
-    """The outputs of that kind that are added up over microbatches."""
-    outputs: Mapping[Value, Any] = cluster.rank_program.micro.outputs
-    return {v.name for v, s in outputs.items() if v.kind == kind and MICRO in s.owed}

@@ -1,14 +1,16 @@
-"""The TOML form of a plan, written with comments for people; plan_reader.py reads it."""
+"""The TOML form of a plan: written with comments for people, read back, checked against a model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshwright.compiler.diagnostics import Diagnostic, Span, error
 from meshwright.compiler.plan import Hashes, Plan
-from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanFile, read_plan, read_plan_file
-
-__all__ = ["PlanFile", "check_made_for", "plan_to_toml", "read_plan", "read_plan_file"]
+from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanReader
+from meshwright.compiler.toml_text import TomlText, parse_toml
 
 
 def plan_to_toml(plan: Plan) -> str:
@@ -42,6 +44,53 @@ def plan_to_toml(plan: Plan) -> str:
         lines += ([] if plan.parameters else [""]) + ["[made_for]  # checked when the plan is used"]
         lines += [f"model = {_text(plan.hashes.model)}", f"torch = {_text(plan.hashes.torch)}"]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan and the text that it was read from, so that later faults of it can be told with their line."""
+
+    plan: Plan
+    toml: TomlText
+
+    def located(self, fault: Diagnostic) -> Diagnostic:
+        """A fault that a pass found in the plan, with its place if it has none."""
+        if fault.place is not None:
+            return fault
+        quoted = re.findall(r"'([^']*)'", f"{fault.message} {fault.action}")
+        for index, entry in enumerate(self.plan.parameters):
+            if entry.pattern in quoted:
+                return replace(fault, place=self.toml.value("parameters", index, "pattern"))
+        if "microbatch" in fault.message and "microbatches" in self.toml.values:
+            return replace(fault, place=self.toml.value("microbatches"))
+        return fault
+
+
+def read_plan(source: str | Path) -> Plan:
+    """Read a plan from a path, or from TOML text (a ``str`` with a line break in it).
+
+    Raises MeshwrightError with every fault that was found, each with its place.
+    """
+    return read_plan_file(source).plan
+
+
+def read_plan_file(source: str | Path) -> PlanFile:
+    """The same, with the text."""
+    if isinstance(source, str) and "\n" in source:
+        toml = parse_toml(source, "plan.toml", "E0311")
+    else:
+        toml = parse_toml(_text_of(Path(source)), str(source), "E0311")
+    return PlanFile(PlanReader(toml).plan(), toml)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as fault:
+        action = "give the path of a plan file, or a preset such as fsdp=2,tp=2"
+        raise error("E0323", f"cannot read the plan {path}: {fault.strerror}", action=action) from None
+    except UnicodeDecodeError:
+        raise error("E0311", f"{path} is not a text file", action="give the path of a plan in TOML") from None
 
 
 def check_made_for(plan: Plan, model: str, torch: str, place: Span | None = None) -> list[Diagnostic]:

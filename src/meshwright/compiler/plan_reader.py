@@ -1,17 +1,15 @@
-"""Reads a plan from its TOML form, and tells every fault of it with the line."""
+"""Reads the tables of a plan's TOML form, and gathers every fault with its line."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error, suggestion
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, suggestion
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding, parse_sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
-from meshwright.compiler.toml_text import TomlText, parse_toml
+from meshwright.compiler.toml_text import TomlText
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 """The dtypes that a plan's precision may name."""
@@ -27,55 +25,8 @@ TABLES: dict[str, dict[str, type]] = {
 _TYPES = {str: "a text in quotes", list: "a list", int: "a whole number", dict: "a table"}
 
 
-@dataclass(frozen=True)
-class PlanFile:
-    """A plan and the text that it was read from, so that later faults of it can be told with their line."""
-
-    plan: Plan
-    toml: TomlText
-
-    def located(self, fault: Diagnostic) -> Diagnostic:
-        """A fault that a pass found in the plan, with its place if it has none."""
-        if fault.place is not None:
-            return fault
-        quoted = re.findall(r"'([^']*)'", f"{fault.message} {fault.action}")
-        for index, entry in enumerate(self.plan.parameters):
-            if entry.pattern in quoted:
-                return replace(fault, place=self.toml.value("parameters", index, "pattern"))
-        if "microbatch" in fault.message and "microbatches" in self.toml.values:
-            return replace(fault, place=self.toml.value("microbatches"))
-        return fault
-
-
-def read_plan(source: str | Path) -> Plan:
-    """Read a plan from a path, or from TOML text (a ``str`` with a line break in it).
-
-    Raises MeshwrightError with every fault that was found, each with its place.
-    """
-    return read_plan_file(source).plan
-
-
-def read_plan_file(source: str | Path) -> PlanFile:
-    """The same, with the text."""
-    if isinstance(source, str) and "\n" in source:
-        toml = parse_toml(source, "plan.toml", "E0311")
-    else:
-        toml = parse_toml(_text_of(Path(source)), str(source), "E0311")
-    return PlanFile(_Reader(toml).plan(), toml)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as fault:
-        action = "give the path of a plan file, or a preset such as fsdp=2,tp=2"
-        raise error("E0323", f"cannot read the plan {path}: {fault.strerror}", action=action) from None
-    except UnicodeDecodeError:
-        raise error("E0311", f"{path} is not a text file", action="give the path of a plan in TOML") from None
-
-
 @dataclass
-class _Reader:
+class PlanReader:
     """Reads the tables of one document and gathers what is wrong."""
 
     toml: TomlText

@@ -99,10 +99,9 @@ class ProcessCommunicator:
         group = self._begin(f"all_reduce({reduction})", x, axes)
         if group.handle is None:
             return x
-        result = x.clone(memory_format=torch.contiguous_format)
         with self._named():
-            dist.all_reduce(result, REDUCTIONS[reduction], group.handle)
-        return result
+            dist.all_reduce(x, REDUCTIONS[reduction], group.handle)
+        return x
 
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         group = self._begin("all_gather", x, axes)

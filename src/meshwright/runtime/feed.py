@@ -49,10 +49,23 @@ def batch_by_rows(rows: Rows, program: StepProgram) -> Feed:
 
 
 def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
-    """Refuse a batch that lacks a tensor or has one of another shape. Raises MeshwrightError E0608."""
+    """Refuse a batch that has not just the tensors of the program, in its shapes. Raises MeshwrightError E0608."""
+    for name in batch:
+        if name not in program.batch:
+            raise error(
+                "E0608",
+                f"the batch has a tensor '{name}', which the step was compiled without",
+                action=suggestion(name, program.batch),
+            )
     for name, spec in program.batch.items():
         if name not in batch:
             raise error("E0608", f"the batch has no '{name}'", action=suggestion(name, batch))
+        if batch[name].is_floating_point() != spec.dtype.is_floating_point:
+            raise error(
+                "E0608",
+                f"'{name}' of the batch has the dtype {batch[name].dtype}, the step was compiled for {spec.dtype}",
+                action="give the tensor in that dtype",
+            )
         shape = tuple(batch[name].shape)
         if shape != spec.shape:
             raise error(

@@ -2,14 +2,13 @@
 
 The captured ``update`` is functional: it returns all new values at once, so old and new ones of
 the whole model would live together. Here the nodes are put into an order in which one parameter is
-finished after the other, its new values are copied into the old ones once nothing reads those any
-more, and the inputs are taken from a list that is emptied, so that a gradient lives no longer
+finished after the other, ops write over operands that nothing reads any more, new values that are not in
+place by then are copied into the old ones once nothing reads those, and the inputs are taken from a list that is emptied, so that a gradient lives no longer
 than its last use. The order is the same on every rank, since every rank has the same program.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch.fx.graph import CodeGen
 
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.runtime.reuse import Memory, in_place_target
 
 MUTABLE = ("parameter", "state")
 
@@ -50,27 +50,32 @@ def update_in_place(graph: LocalGraph) -> InPlaceUpdate:
     written = {v: n for v, n in new.items() if v.kind in MUTABLE and n is not old[v]}
     returned = {v: n for v, n in new.items() if v.kind not in MUTABLE}
     order = _depth_first(placeholders, [*returned.values(), *_one_parameter_after_the_other(written)])
-    memory = _memory_of(order)
     targets = {old[v] for v in written}
+    writable = targets | {n for v, n in old.items() if v.kind == "gradient"}
+    memory = Memory(order, writable, {*written.values(), *returned.values()})
+    done = {n for v, n in written.items() if memory.written.get(n) is old[v]}
 
-    # a value that lives in the memory of something written is copied out while it still holds
-    keep = {n for n in (*written.values(), *returned.values()) if memory[n] & targets}
+    # a value that lives in the memory of something else that is written is copied out while it still holds
+    keep = {n for n in (*written.values(), *returned.values()) if n not in done and memory.owners[n] & targets}
     due: dict[fx.Node, list[tuple[fx.Node, fx.Node]]] = {}
     position = {n: i for i, n in enumerate(order)}
     last = dict.fromkeys(targets, 0)
     for node in order:
         read = max((position[u] for u in node.users if u in position), default=0)
-        for target in memory[node] & targets:
+        for target in memory.owners[node] & targets:
             last[target] = max(last[target], position[node], read)
     for value, node in written.items():
-        after = order[max(position[node], last[old[value]])]
-        due.setdefault(after, []).append((old[value], node))
+        if node not in done:
+            after = order[max(position[node], last[old[value]])]
+            due.setdefault(after, []).append((old[value], node))
 
     made = fx.Graph(owning_module=graph.module)
     copies: dict[fx.Node, fx.Node] = {}
     kept: dict[fx.Node, fx.Node] = {}
     for node in order:
         copies[node] = made.node_copy(node, copies.__getitem__)
+        if node in memory.reused:
+            copies[node].target = in_place_target(node) or node.target
         if node in keep:
             kept[node] = made.call_function(torch.ops.aten.clone.default, (copies[node],))
         for target, source in due.get(node, ()):
@@ -103,21 +108,3 @@ def _depth_first(first: Iterable[fx.Node], goals: Iterable[fx.Node]) -> list[fx.
             else:
                 stack.extend(reversed(missing))
     return list(done)
-
-
-def _memory_of(order: list[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
-    """The placeholders in whose memory a node's value may live."""
-    memory: dict[fx.Node, frozenset[fx.Node]] = {}
-    for node in order:
-        if node.op == "placeholder":
-            memory[node] = frozenset([node])
-            continue
-        may_alias = node.op != "get_attr"
-        if isinstance(node.target, torch._ops.OpOverload):
-            returns = node.target._schema.returns
-            may_alias = any(r.alias_info is not None for r in returns)
-        elif node.target is operator.getitem:
-            may_alias = True
-        sources = node.all_input_nodes if may_alias else []
-        memory[node] = frozenset().union(*(memory[n] for n in sources))
-    return memory

@@ -71,7 +71,9 @@ def test_contraction(name: str) -> None:
     model = module(lambda: Apply(lambda m, x: function(m, x * m.scale).sin().sum(), scale=(3,), **shapes))
     found = compare(model, (randn(4, 6, 3),), steps=1)
     targets = {str(n.target) for n in found.program.micro.module.graph.nodes if n.op == "call_function"}
-    assert not targets & {f"aten.{op}.default" for op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "matmul")}
+    assert not targets & {
+        f"aten.{op}.default" for op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "matmul")
+    }
     if name != "convolution":
         assert "meshwright.einsum.default" in targets
         assert "aten.convolution.default" not in targets
@@ -210,7 +212,9 @@ class Tied(nn.Module):
 
 def test_tied_frozen_and_unused_parameters() -> None:
     tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(0))
-    found = compare(module(Tied), {"tokens": tokens, "labels": tokens}, lambda m: torch.optim.AdamW(m.parameters(), lr=0.1))
+    found = compare(
+        module(Tied), {"tokens": tokens, "labels": tokens}, lambda m: torch.optim.AdamW(m.parameters(), lr=0.1)
+    )
     parameters = {p.name: p for p in found.program.parameters}
     assert list(parameters) == ["frozen", "unused", "embed.weight"]
     assert parameters["embed.weight"].aliases == ("head.weight",)

@@ -41,7 +41,10 @@ def of(kind: type[torch.optim.Optimizer], **settings: Any) -> Build:
 
 
 def two_groups(m: nn.Module) -> torch.optim.Optimizer:
-    groups = [{"params": [m.one.weight, m.two.weight], "weight_decay": 0.1}, {"params": [m.one.bias, m.two.bias], "lr": 0.5}]
+    groups = [
+        {"params": [m.one.weight, m.two.weight], "weight_decay": 0.1},
+        {"params": [m.one.bias, m.two.bias], "lr": 0.5},
+    ]
     return torch.optim.AdamW(groups, lr=0.1, weight_decay=0.0)
 
 
@@ -155,7 +158,7 @@ def refused(build: Build) -> str:
     with pytest.raises(MeshwrightError) as caught:
         capture(model, batch(), optimizer=build(model))
     (found,) = caught.value.diagnostics
-    assert found.code == "E0213" and found.action
+    assert found.code == "E0253" and found.action
     return found.render()
 
 

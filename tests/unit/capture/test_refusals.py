@@ -80,16 +80,16 @@ def frequency(x: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
-    "branch": (branch, "E0214", "takes a number or a decision from the data"),
-    "item": (item, "E0214", "depends on the data"),
-    "select": (select, "E0214", "depends on the data"),
-    "noise": (noise, "E0211", "'randn_like' draws random numbers"),
-    "bernoulli": (bernoulli, "E0211", "'bernoulli' draws random numbers"),
-    "function": (function, "E0215", "'Double' is a torch.autograd.Function"),
-    "hook": (hook, "E0215", "a hook on a tensor"),
-    "shape": (shape, "E0218", "the model fails while it is traced"),
-    "fault": (fault, "E0218", "KeyError: 'missing'"),
-    "frequency": (frequency, "E0217", "scale_grad_by_freq"),
+    "branch": (branch, "E0254", "takes a number or a decision from the data"),
+    "item": (item, "E0254", "depends on the data"),
+    "select": (select, "E0254", "depends on the data"),
+    "noise": (noise, "E0251", "'randn_like' draws random numbers"),
+    "bernoulli": (bernoulli, "E0251", "'bernoulli' draws random numbers"),
+    "function": (function, "E0255", "'Double' is a torch.autograd.Function"),
+    "hook": (hook, "E0255", "a hook on a tensor"),
+    "shape": (shape, "E0258", "the model fails while it is traced"),
+    "fault": (fault, "E0258", "KeyError: 'missing'"),
+    "frequency": (frequency, "E0257", "scale_grad_by_freq"),
 }
 
 
@@ -117,20 +117,20 @@ def test_refused_at_the_users_line(name: str) -> None:
 def test_output_without_a_loss() -> None:
     assert "gives a tensor of shape [4, 3] where a loss" in refusal(lambda x: x).message
     assert "gives a tuple where a loss" in refusal(lambda x: (x, x)).message
-    assert refusal(lambda x: x).code == "E0212"
+    assert refusal(lambda x: x).code == "E0252"
     assert "the loss function gives" in refusal(lambda x: x, loss=lambda out, batch: out).message
 
 
 def test_loss_of_integers() -> None:
     found = refusal(lambda x: x.sum().long())
-    assert found.code == "E0212" and "torch.int64" in found.message
+    assert found.code == "E0252" and "torch.int64" in found.message
 
 
 def test_batches() -> None:
     def told(batch: Any, **options: Any) -> str:
         with pytest.raises(MeshwrightError) as caught:
             capture(Net(lambda x: x.sum()), batch, **options)
-        assert caught.value.diagnostics[0].code == "E0216"
+        assert caught.value.diagnostics[0].code == "E0256"
         return str(caught.value)
 
     assert "the batch is a str" in told("text")

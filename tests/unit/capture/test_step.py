@@ -85,7 +85,9 @@ def test_precision() -> None:
     torch.manual_seed(0)
     model = Mixed()
     batch = (torch.randn(8, 16), torch.randint(4, (8,)))
-    program = capture(model, batch, optimizer=torch.optim.AdamW(model.parameters()), precision=Precision(compute="bf16"))
+    program = capture(
+        model, batch, optimizer=torch.optim.AdamW(model.parameters()), precision=Precision(compute="bf16")
+    )
     products = [n for n in program.micro.module.graph.nodes if str(n.target) == "meshwright.einsum.default"]
     assert {n.meta["val"].dtype for n in products} == {torch.bfloat16}
     kinds = {v: n.meta["val"].dtype for v, n in program.micro.outputs().items()}
@@ -178,7 +180,9 @@ def test_values_of_the_batch_alone_go_to_the_prologue() -> None:
     prologue = found.program.prologue
     assert [v.name for v in prologue.signature.inputs] == ["1"]
     values = run_graph(prologue, {Value("batch", "1"): weight})
-    assert sorted(v.item() for v in values.values()) == pytest.approx(sorted([weight.sum().item(), weight.max().item()]))
+    assert sorted(v.item() for v in values.values()) == pytest.approx(
+        sorted([weight.sum().item(), weight.max().item()])
+    )
     assert {n.meta["meshwright"].phase for n in prologue.module.graph.nodes if n.op == "call_function"} == {"prologue"}
 
 

@@ -8,7 +8,6 @@ Work space inside ops and the allocator's reserve are not counted.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,31 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from meshwright.compiler.analysis.kinds import INPUT_KINDS, KINDS, storage_kinds
 from meshwright.compiler.analysis.storage import Storage, last_reads, storages
-from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 
-KINDS = (
-    "parameters",
-    "optimizer state",
-    "buffers",
-    "constants",
-    "gradients",
-    "batch",
-    "gathered parameters",
-    "activations",
-    "temporaries",
-)
-_INPUT = {
-    "parameter": "parameters",
-    "state": "optimizer state",
-    "buffer": "buffers",
-    "constant": "constants",
-    "gradient": "gradients",
-}
 _HELD = ("parameter", "state", "buffer", "constant")
-_GATHERS = (collectives.all_gather, collectives.all_gather_many)
 _REDUCE = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -97,9 +77,8 @@ def memory(rank_program: RankProgram) -> Memory:
         during["gradients"] += _accumulators(rank_program)
     _walk(micro, "micro", _nodes(micro), during, meter, keep=lambda value: True)
     _walk(update, "update", in_turn(update), held, meter, keep=lambda value: value.kind not in ("parameter", "state"))
-    return Memory(
-        meter.peak, meter.at, meter.by_kind, {k: meter.most[k] for k in KINDS if meter.most[k]}, meter.by_graph
-    )
+    most = {k: meter.most[k] for k in KINDS if meter.most[k]}
+    return Memory(meter.peak, meter.at, meter.by_kind, most, dict(meter.by_graph))
 
 
 def in_turn(graph: LocalGraph) -> list[fx.Node]:
@@ -140,7 +119,7 @@ def _walk(
     for value, node in outputs.items():
         for storage in owned.get(node, ()) if keep(value) else ():
             last[storage] = len(order)
-    kind = _kinds(order, owned, inputs, outputs)
+    kind = storage_kinds(order, owned, inputs, outputs)
     # the caller holds the inputs of prologue and micro; update's are released one by one
     for node, value in inputs.items():
         for storage in owned[node]:
@@ -170,46 +149,6 @@ def _sizes(found: Iterable[Storage], kind: Mapping[Storage, str]) -> Counter[str
     return sizes
 
 
-def _kinds(
-    order: list[fx.Node],
-    owned: Mapping[fx.Node, tuple[Storage, ...]],
-    inputs: Mapping[fx.Node, Value],
-    outputs: Mapping[Value, fx.Node],
-) -> dict[Storage, str]:
-    gradients = {s for v, n in outputs.items() if v.kind == "gradient" for s in owned[n]}
-    weights: set[fx.Node] = set()  # parameters, and what is nothing but a copy of one
-    kinds: dict[Storage, str] = {}
-    for node in order:
-        if node in inputs:
-            own = _INPUT.get(inputs[node].kind, "batch")
-            if inputs[node].kind == "parameter":
-                weights.add(node)
-        elif node.target in _GATHERS and all(n in weights for n in node.all_input_nodes):
-            own = "gathered parameters"
-            weights.add(node)
-        else:
-            own = "activations" if annotation(node).phase == "forward" else "temporaries"
-            if len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in weights and _copies(node):
-                weights.add(node)
-                own = "gathered parameters" if own == "activations" else own
-        for storage in owned.get(node, ()):
-            if storage.node is node:
-                kinds[storage] = "gradients" if storage in gradients and node not in inputs else own
-    return kinds
-
-
-def _copies(node: fx.Node) -> bool:
-    """Whether a node only views or casts its operand."""
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    name = node.target._schema.name
-    return name in ("aten::_to_copy", "aten::clone", "aten::_unsafe_view") or any(
-        r.alias_info is not None for r in node.target._schema.returns
-    )
-
-
 def _held(rank_program: RankProgram) -> Counter[str]:
     """What a rank holds throughout; each tensor once, however many graphs read it."""
     seen: dict[Value, int] = {}
@@ -221,7 +160,7 @@ def _held(rank_program: RankProgram) -> Counter[str]:
                 seen[value] = max(seen.get(value, 0), sum(s.bytes for s in owned[node]))
     held: Counter[str] = Counter()
     for value, size in seen.items():
-        held[_INPUT[value.kind]] += size
+        held[INPUT_KINDS[value.kind]] += size
     return held
 
 

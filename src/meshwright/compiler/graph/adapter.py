@@ -26,6 +26,7 @@ __all__ = [
     "is_mutable",
     "is_random",
     "lifted_constants",
+    "mark_stepped",
     "trace",
     "traced_graph",
     "user_stack_traces",
@@ -114,6 +115,11 @@ def without_export_chatter() -> Iterator[None]:
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Tell torch's learning-rate schedulers, which warn otherwise, that the optimizer has made its step."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # the attribute that schedulers set and read
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

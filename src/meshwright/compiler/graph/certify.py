@@ -21,8 +21,8 @@ from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.arguments import unchanged
 from meshwright.compiler.rules.rule import Dims, Offset, OpCall, Rule, Shards
 
-UNCHECKED = frozenset({"aten.convolution_backward.default"})
-"""Ops whose kernels trust the shapes they are given: a cut that the rule forbids would write out of bounds."""
+UNCHECKED = frozenset({"aten.convolution_backward.default", "aten.nll_loss_backward.default"})
+"""Ops whose kernels trust what they are given: a cut that the rule forbids would write out of bounds."""
 Cut = Mapping[str, tuple[int, ...]]
 """Factor -> the sizes of the mesh axes that cut it, outermost first."""
 
@@ -221,8 +221,9 @@ class _Trial:
 
     def chances(self) -> Iterator[str]:
         """What the rule forbids and yet works on this example."""
-        trusting = self.call.name in UNCHECKED
-        for f in sorted(f for f in self.rule.whole if self.rule.sizes[f] > 1 and not trusting):
+        looked_up = {f for f, relation in self.rule.relations.items() if relation == "data"}
+        tried = set() if self.call.name in UNCHECKED else self.rule.whole - looked_up
+        for f in sorted(f for f in tried if self.rule.sizes[f] > 1):
             inside = any(f in factors for dims in self.rule.operands for factors in dims)
             lacking = any(dims is not None and all(f not in d for d in dims) for dims in self.rule.results)
             for by in ("sum", "max", "min", "logsumexp") if lacking and inside else ("",):

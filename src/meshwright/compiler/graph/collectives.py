@@ -28,7 +28,9 @@ class Communicator(Protocol):
         """This rank's coordinate (for ``micro``: the microbatch that is being run)."""
         ...
 
-    def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor: ...
+    def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
+        """The reduction over the axes. ``x`` is contiguous and may be overwritten."""
+        ...
 
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         """``[n, ...] -> [k n, ...]``: concatenated along dim 0, first axis outermost."""
@@ -65,10 +67,14 @@ def all_reduce(x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Tens
     here = current()
     if reduction == "logsumexp":
         # log(sum(exp)) of the shards' values, shifted by their maximum so that nothing overflows
-        top = here.all_reduce(x, axes, "max")
+        top = here.all_reduce(_copy(x), axes, "max")
         shift = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
         return shift + torch.log(here.all_reduce(torch.exp(x - shift), axes, "sum"))
-    return here.all_reduce(x, axes, reduction)
+    return here.all_reduce(_copy(x), axes, reduction)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def all_gather(x: Tensor, dim: int, axes: tuple[str, ...], size: int) -> Tensor:

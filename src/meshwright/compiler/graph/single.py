@@ -38,11 +38,11 @@ def initial_state(program: StepProgram, device: torch.device | str = "cpu") -> d
 
 
 def run_graph(graph: Graph, values: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
-    """The outputs of one graph. Raises E0601 if an input is missing."""
+    """The outputs of one graph. Raises E0259 if an input is missing."""
     missing = [v for v in graph.signature.inputs if v not in values]
     if missing:
         raise error(
-            "E0601",
+            "E0259",
             f"the step needs the {missing[0].kind} '{missing[0].name}', which was not given",
             action=suggestion(missing[0].name, [v.name for v in values if v.kind == missing[0].kind]),
         )

@@ -44,7 +44,7 @@ def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
     for key, nodes in _runs(graph.nodes, mesh):
         for members in _buckets(nodes, order, key.target in _EARLY, limit):
             if len(members) > 1:
-                _join(graph, key, members)
+                _join(graph, key, members, order)
     graph.lint()
     local.module.recompile()
     return local
@@ -103,7 +103,7 @@ def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit
         yield members
 
 
-def _join(graph: fx.Graph, key: _Key, members: list[fx.Node]) -> None:
+def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Node, int]) -> None:
     inputs = [m.all_input_nodes[0] for m in members]
     place = members[0] if key.target in _EARLY else members[-1]
     with graph.inserting_before(place):
@@ -120,6 +120,8 @@ def _join(graph: fx.Graph, key: _Key, members: list[fx.Node]) -> None:
         for i, member in enumerate(members):
             item = graph.call_function(operator.getitem, (made, i))
             item.meta = dict(member.meta)
+            # later buckets may read these nodes, or be read by them
+            order[made] = order[item] = order[place]
             member.replace_all_uses_with(item)
     for member in members:
         graph.erase_node(member)

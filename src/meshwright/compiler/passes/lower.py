@@ -74,7 +74,8 @@ class _Lowering:
 
     def _redistribute(self, x: fx.Node, source: Sharding, target: Sharding) -> fx.Node:
         for step in steps(source, target, self.mesh):
-            if step.kind != "resegment":
+            # one rank along the axes holds the whole chunk and owes nothing to anyone
+            if step.kind != "resegment" and self.mesh.size(*step.axes) > 1:
                 x = self._step(x, step)
         return x
 

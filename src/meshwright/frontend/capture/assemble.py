@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -50,7 +51,8 @@ def finish(module: fx.GraphModule, inputs: Sequence[Value], outputs: Sequence[Va
         if node.op in ("placeholder", "call_function"):
             annotation(node)
     (output,) = graph.find_nodes(op="output")
-    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]  # the list of outputs
+    results: Any = output.args[0]
+    output.args = (tuple(results),)
     graph.set_codegen(fx.graph.CodeGen())  # a traced graph takes and gives nested lists
     graph.lint()
     made = fx.GraphModule(torch.nn.Module(), graph)

@@ -24,7 +24,8 @@ class Steps:
 
     def results(self) -> dict[str, fx.Node]:
         (output,) = self.module.graph.find_nodes(op="output")
-        return dict(zip(self.outputs, output.args[0], strict=True))  # type: ignore[arg-type]  # a list of nodes
+        nodes: Any = output.args[0]
+        return dict(zip(self.outputs, nodes, strict=True))
 
     def places(self) -> dict[fx.Node, Value]:
         return dict(zip(self.module.graph.find_nodes(op="placeholder"), self.inputs, strict=True))
@@ -93,7 +94,8 @@ class Assembly:
             module = self._traced[key] = trace(lambda *xs: function(*xs), *own)
         places = dict(zip(module.graph.find_nodes(op="placeholder"), operands, strict=True))
         (output,) = module.graph.find_nodes(op="output")
-        return self._copy(module, list(output.args[0]), places)
+        nodes: Any = output.args[0]
+        return self._copy(module, list(nodes), places)
 
     def inline_one(
         self,

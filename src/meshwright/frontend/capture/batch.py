@@ -24,7 +24,7 @@ class Call:
 
 def as_call(batch: Any) -> Call:
     """A batch as a call: a mapping is keywords, ``(args, kwargs)`` is both, a sequence is positional,
-    a tensor is the only argument. Raises E0216 for anything else."""
+    a tensor is the only argument. Raises E0256 for anything else."""
     if isinstance(batch, Tensor):
         return Call((batch,), {})
     if isinstance(batch, Mapping):
@@ -34,7 +34,7 @@ def as_call(batch: Any) -> Call:
             return Call(batch[0], dict(batch[1]))
         return Call(tuple(batch), {})
     raise error(
-        "E0216",
+        "E0256",
         f"the batch is a {type(batch).__name__}",
         action="give a tuple (positional), a dict (keyword) or (args, kwargs)",
     )
@@ -47,7 +47,7 @@ def tensors(call: Call) -> dict[str, Tensor]:
         if isinstance(leaf, Tensor):
             found[_name(path[1:])] = leaf
     if not found:
-        raise error("E0216", "the batch holds no tensor", action="give an example batch of tensors")
+        raise error("E0256", "the batch holds no tensor", action="give an example batch of tensors")
     return found
 
 
@@ -80,13 +80,13 @@ def batch_dims(
     for name in given:
         if name not in found:
             raise error(
-                "E0216", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found)
+                "E0256", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found)
             )
     sizes = [t.shape[d] for n, t in found.items() if (d := given.get(n)) is not None]
     sizes = sizes or [t.shape[0] for n, t in found.items() if t.dim() and n not in given]
     if not sizes:
         raise error(
-            "E0216", "no tensor of the batch has a batch dim", action="say which dim it is: batch_dims={name: dim}"
+            "E0256", "no tensor of the batch has a batch dim", action="say which dim it is: batch_dims={name: dim}"
         )
     size = Counter(sizes).most_common(1)[0][0]
     dims: dict[str, int | None] = {}
@@ -95,7 +95,7 @@ def batch_dims(
         dim = dims[name]
         if dim is not None and tensor.shape[dim] != size:
             raise error(
-                "E0216",
+                "E0256",
                 f"dim {dim} of '{name}' has {tensor.shape[dim]} samples, other tensors of the batch have {size}",
                 action="give batch_dims={name: dim} for each tensor, None for one that all samples share",
             )
@@ -150,10 +150,10 @@ def _checked(loss: Any, giver: str) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise error(
-            "E0212",
+            "E0252",
             f"{giver} gives {what} where a loss (one number) is needed",
             action="let the model return the loss or an object with `.loss`, or give loss=callable(output, batch)",
         )
     if not loss.dtype.is_floating_point:
-        raise error("E0212", f"the loss is of dtype {loss.dtype}", action="compute the loss in a floating dtype")
+        raise error("E0252", f"the loss is of dtype {loss.dtype}", action="compute the loss in a floating dtype")
     return loss.reshape(())

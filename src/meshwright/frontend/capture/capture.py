@@ -46,7 +46,7 @@ def capture(
     ``scalars`` are the entries of parameter groups that the host may change at each step. The
     default ``precision`` keeps the dtypes of the model.
 
-    Raises MeshwrightError (E0210 to E0219), at the user's line, for what cannot be captured.
+    Raises MeshwrightError (E0251 to E0258), at the user's line, for what cannot be captured.
     """
     wanted = casts(precision or Precision(), model)
     call = batches.as_call(batch)
@@ -122,7 +122,7 @@ class _Micro:
         constants.update({n: t for n, t in lifted.items() if isinstance(t, Tensor)})
         names = list(constants)
         shapes = self._fakes(constants)
-        outputs = [s for s in signature.output_specs]
+        outputs = list(signature.output_specs)
         loss_at = next(i for i, s in enumerate(outputs) if s.kind is OutputKind.USER_OUTPUT)
         changed = [i for i, s in enumerate(outputs) if s.kind is OutputKind.BUFFER_MUTATION]
         joint = trace_joint(
@@ -211,4 +211,3 @@ class _Micro:
             if spec.kind is InputKind.USER_INPUT:
                 flags.append(isinstance(node.meta.get("val"), Tensor))
         return flags
-

@@ -7,6 +7,7 @@ taken to keep it if one of its dims is a multiple of the batch size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,48 +62,49 @@ def follow(node: fx.Node, states: dict[fx.Node, State], batch: int) -> State:
     return Unclear() if any(n % batch == 0 for n in value.shape) else Lost()
 
 
-def _known(node: fx.Node, cut: list[tuple[fx.Node, State]], value: Tensor) -> State | None:
+def _known(node: fx.Node, cut: Sequence[tuple[fx.Node, State]], value: Tensor) -> State | None:
     """The state where the op is one that we can follow."""
     source, state = cut[0]
     if not isinstance(state, Carries) or any(not isinstance(s, Carries) for _, s in cut):
         return None
     shape = source.meta["val"].shape
     target: Any = node.target
+    args: list[Any] = list(node.args)
     if torch.Tag.pointwise in getattr(target, "tags", ()) or target in _LIKE_POINTWISE:
         found = {Carries(s.dim - n.meta["val"].dim(), s.outer, s.inner) for n, s in cut if isinstance(s, Carries)}
         if len(found) != 1:
             return None
         one = found.pop()
         return Carries(one.dim + value.dim(), one.outer, one.inner)
-    if len(cut) != 1 or source is not node.args[0]:
+    if len(cut) != 1 or source is not args[0]:
         return None
     if target is aten.reshape.default:
         return _reshaped(state, list(shape), list(value.shape))
     if target in _REDUCTIONS:
         return _reduced(node, state, len(shape))
     if target is aten.unsqueeze.default:
-        dim = node.args[1] % value.dim()  # type: ignore[operator]  # an int
+        dim = args[1] % value.dim()
         return Carries(state.dim + (dim <= state.dim), state.outer, state.inner)
     if target is aten.transpose.int:
-        a, b = (d % len(shape) for d in node.args[1:3])  # type: ignore[operator]  # ints
+        a, b = (d % len(shape) for d in args[1:3])
         return Carries({a: b, b: a}.get(state.dim, state.dim), state.outer, state.inner)
     if target is aten.permute.default:
-        dims = [d % len(shape) for d in node.args[1]]  # type: ignore[union-attr, operator]  # ints
+        dims = [d % len(shape) for d in args[1]]
         return Carries(dims.index(state.dim), state.outer, state.inner)
     if target in _ALONG_A_DIM and len(shape) == value.dim():
         same = shape[state.dim] == value.shape[state.dim]
         return state if same else None
     if target is aten.select.int:
-        dim = node.args[1] % len(shape)  # type: ignore[operator]  # an int
+        dim = args[1] % len(shape)
         return Lost() if dim == state.dim else Carries(state.dim - (dim < state.dim), state.outer, state.inner)
     return None
 
 
 def _reduced(node: fx.Node, state: Carries, rank: int) -> State:
-    dims = node.args[1] if len(node.args) > 1 else None
+    dims: Any = node.args[1] if len(node.args) > 1 else None
     if dims is None or dims == []:
         return Lost()
-    over = {d % rank for d in ([dims] if isinstance(dims, int) else dims)}  # type: ignore[union-attr, operator]  # ints
+    over = {d % rank for d in ([dims] if isinstance(dims, int) else dims)}
     if state.dim in over:
         return Lost()
     keepdim = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))

@@ -58,7 +58,7 @@ def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not pointwise or not shapes:
         found = target(*args, **kwargs)
         return _shared(found) if isinstance(found, Tensor) and found.numel() <= SMALL else found
-    shape = torch.broadcast_shapes(*shapes)
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch has no types here
     found = target(*(_once(a) if isinstance(a, Tensor) else a for a in args), **kwargs)
     return found.expand(shape)
 

@@ -82,10 +82,10 @@ def _check_sizes(program: ExportedProgram) -> None:
             if dynamic:
                 name = str(node.target).removeprefix("aten.").partition(".")[0]
                 raise error(
-                    "E0214",
+                    "E0254",
                     f"the result of '{name}' is a number or a size that depends on the data",
                     node_origin(node, PREFIX),
-                    "keep sizes fixed: use torch.where, a mask, or ignore_index instead of selecting elements or .item()",
+                    "keep sizes fixed: torch.where, a mask or ignore_index instead of selecting elements or .item()",
                 )
 
 
@@ -112,13 +112,13 @@ def _told(failure: BaseException) -> MeshwrightError:
     text = str(chain[-1] if str(chain[-1]) else failure).strip()
     if names & {"GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError"} or "data-dependent" in text:
         return error(
-            "E0214",
+            "E0254",
             "Python code here takes a number or a decision from the data of a tensor",
             place,
             "use torch.where or a mask, so that the same operations run for every batch",
         )
     return error(
-        "E0218",
+        "E0258",
         f"the model fails while it is traced: {type(chain[-1]).__name__}: {_first_lines(text)}",
         place,
         "run one step of the model on this batch with plain PyTorch first",
@@ -138,7 +138,7 @@ def _no_opaque_gradients() -> Iterator[None]:
         if cls.__module__.startswith("torch._library"):
             return apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]  # a bound classmethod
         raise error(
-            "E0215",
+            "E0255",
             f"'{cls.__qualname__}' is a torch.autograd.Function, whose own gradient cannot be traced",
             _caller(),
             "register it as an operator with torch.library.custom_op and register_autograd",
@@ -146,7 +146,7 @@ def _no_opaque_gradients() -> Iterator[None]:
 
     def refuse_hook(self: Tensor, hook: Any) -> Any:
         raise error(
-            "E0215",
+            "E0255",
             "a hook on a tensor changes its gradient, which cannot be traced",
             _caller(),
             "write the change as an operation in forward, or register an operator with register_autograd",

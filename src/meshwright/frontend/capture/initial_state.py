@@ -22,7 +22,7 @@ def initial_state(
 ) -> dict[int, dict[str, float]]:
     """For each number of dims among the shapes: the value that fills each entry of the state.
 
-    Raises E0213 if no constant fill is the state before the first step.
+    Raises E0253 if no constant fill is the state before the first step.
     """
     made: dict[int, dict[str, float]] = {}
     for rank in sorted({len(s) for s in shapes}):
@@ -44,7 +44,7 @@ def _step(
     for name, value in after.items():
         if value is not None and not isinstance(value, Tensor):
             raise error(
-                "E0213",
+                "E0253",
                 f"{type(optimizer).__name__} keeps '{name}' as a Python {type(value).__name__} in its state",
                 action="keep state in tensors, or use an optimizer of torch.optim",
             )
@@ -65,7 +65,7 @@ def _for_rank(optimizer: torch.optim.Optimizer, group: int, rank: int) -> dict[s
         if _equal(_step(optimizer, group, start, grad, state), wanted):
             return dict(zip(still, values, strict=True))
     raise error(
-        "E0213",
+        "E0253",
         f"{type(optimizer).__name__} treats its first step apart from the others (state: {', '.join(still)})",
         action="choose settings without this (dampening=0 for SGD), or another optimizer",
     )

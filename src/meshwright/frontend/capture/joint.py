@@ -87,6 +87,8 @@ class Interpreter:
         raise AssertionError("an FX graph has an output")
 
     def _node(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        args: Any
+        kwargs: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
         target: Any = node.target
         if target is operator.getitem:
@@ -109,7 +111,7 @@ class Interpreter:
             raise
         except Exception as failure:
             raise error(
-                "E0217",
+                "E0257",
                 f"'{target}' cannot be traced: {type(failure).__name__}: {str(failure).splitlines()[0][:300]}",
                 place,
                 "replace the operation, or register it as an operator with torch.library and register_autograd",
@@ -130,7 +132,7 @@ class Interpreter:
             module, *inputs = args
             return tuple(self.run(module, inputs, torch.is_grad_enabled()))
         raise error(
-            "E0217",
+            "E0257",
             f"the higher-order operator '{name}' has no meaning in a captured step",
             node_origin(node, self.prefix),
             "write the region without it",
@@ -141,10 +143,10 @@ class Interpreter:
         pending = [t.grad_fn for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.grad_fn is not None]
         while pending:
             at = pending.pop()
-            if at is None or at in self.tagged:
+            if at in self.tagged:
                 continue
             self.tagged[at] = node
-            pending.extend(after for after, _ in at.next_functions)
+            pending.extend(after for after, _ in at.next_functions if after is not None)
 
     def mark_backward(self) -> None:
         """From here on, what an autograd node adds is marked with its forward node."""
@@ -163,14 +165,14 @@ def _check(target: Any, place: Origin) -> None:
     name = str(target).removeprefix("aten.").partition(".")[0]
     if is_random(target):
         raise error(
-            "E0211",
+            "E0251",
             f"'{name}' draws random numbers from the device's generator, which no other mesh could repeat",
             place,
             "use torch.nn.functional.dropout, or draw the numbers outside and pass them in the batch",
         )
     if is_mutable(target):
         raise error(
-            "E0217", f"'{name}' writes into a tensor in a way that cannot be undone", place, "write it out of place"
+            "E0257", f"'{name}' writes into a tensor in a way that cannot be undone", place, "write it out of place"
         )
 
 

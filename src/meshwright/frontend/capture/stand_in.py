@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ def buffers(model: nn.Module) -> dict[str, TensorSpec]:
 def stand_ins(model: nn.Module, compute: torch.dtype | None, cast_buffers: bool = False) -> Iterator[dict[str, Tensor]]:
     """Within the context the model's parameters and buffers are fake, on the CPU, ties kept. Yields them by name."""
     kept: list[tuple[nn.Module, str, bool, Tensor]] = []
-    twins: dict[int, Tensor] = {}
+    twins: dict[int, Any] = {}
     try:
         for module in model.modules():
             for name, parameter in list(module._parameters.items()):
@@ -84,7 +85,7 @@ def stand_ins(model: nn.Module, compute: torch.dtype | None, cast_buffers: bool 
                 if id(parameter) not in twins:
                     fake = fake_tensor(parameter.shape, cast(parameter.dtype, compute))
                     twins[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-                module._parameters[name] = twins[id(parameter)]  # type: ignore[assignment]  # made a Parameter above
+                module._parameters[name] = twins[id(parameter)]
             for name, buffer in list(module._buffers.items()):
                 if buffer is None:
                     continue
@@ -98,4 +99,5 @@ def stand_ins(model: nn.Module, compute: torch.dtype | None, cast_buffers: bool 
         yield found
     finally:
         for module, name, is_parameter, tensor in kept:
-            (module._parameters if is_parameter else module._buffers)[name] = tensor  # type: ignore[index]
+            kept_in: dict[str, Any] = module._parameters if is_parameter else module._buffers
+            kept_in[name] = tensor

@@ -47,20 +47,20 @@ def _simplify(node: fx.Node) -> None:
     if node.target in VIEWS:
         # shards and redistributed tensors have other strides than the traced ones: reshape always works
         shape = list(node.meta["val"].shape)
-        source = node.args[0]
-        while isinstance(source, fx.Node) and source.target is aten.reshape.default:
-            source = source.args[0]
-        assert isinstance(source, fx.Node)
-        node.target, node.args, node.kwargs = aten.reshape.default, (source, shape), {}
+        viewed: Any = node.args[0]
+        while viewed.target is aten.reshape.default:
+            viewed = viewed.args[0]
+        node.target, node.args, node.kwargs = aten.reshape.default, (viewed, shape), {}
     if node.target is aten.cat.default:
         # models start their caches with empty tensors
-        parts = [n for n in node.args[0] if n.meta["val"].numel()]  # type: ignore[union-attr]  # tensors
-        node.args = (parts if parts else list(node.args[0][:1]), *node.args[1:])  # type: ignore[index]
+        whole: Any = node.args[0]
+        node.args = ([n for n in whole if n.meta["val"].numel()] or whole[:1], *node.args[1:])
     if node.target is aten.slice.Tensor:
-        source, dim, start, end = (*node.args, *(0, None, None)[len(node.args) - 1 :])[:4]
-        size = source.meta["val"].shape[dim]
-        bounds = slice(start, end).indices(size)[:2]
-        node.args = (source, dim % source.meta["val"].dim(), *bounds, *node.args[4:])
+        given: list[Any] = [*node.args, *(0, None, None)[len(node.args) - 1 :]]
+        cut, dim, start, end = given[:4]
+        shape = cut.meta["val"].shape
+        bounds = slice(start, end).indices(shape[dim])[:2]
+        node.args = (cut, dim % len(shape), *bounds, *node.args[4:])
     if _is_identity(node):
         source = _source(node)
         assert source is not None
@@ -69,9 +69,9 @@ def _simplify(node: fx.Node) -> None:
 
 def _source(node: fx.Node) -> fx.Node | None:
     """The tensor that the node passes on, if it passes one on."""
-    first = node.args[0] if node.args else None
-    if node.target is aten.cat.default and len(first) == 1:  # type: ignore[arg-type]  # a list
-        first = first[0]  # type: ignore[index]
+    first: Any = node.args[0] if node.args else None
+    if node.target is aten.cat.default and len(first) == 1:
+        first = first[0]
     return first if isinstance(first, fx.Node) else None
 
 

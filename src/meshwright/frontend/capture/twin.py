@@ -32,7 +32,7 @@ def optimizer_list(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def owners(model: nn.Module, optimizers: Optimizers) -> dict[str, Owner]:
-    """The owner of each parameter that an optimizer holds, by canonical name. Raises E0213 for foreign ones."""
+    """The owner of each parameter that an optimizer holds, by canonical name. Raises E0253 for foreign ones."""
     names = {id(p): n for n, p in model.named_parameters()}
     found: dict[str, Owner] = {}
     first = 0
@@ -42,8 +42,9 @@ def owners(model: nn.Module, optimizers: Optimizers) -> dict[str, Owner]:
                 name = names.get(id(parameter))
                 if name is None:
                     raise error(
-                        "E0213",
-                        f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is not the model's",
+                        "E0253",
+                        f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} "
+                        "that is not the model's",
                         action="make the optimizer from model.parameters() of the very model that is captured",
                     )
                 found[name] = Owner(optimizer, local, first + local)
@@ -60,7 +61,7 @@ def twin(
     hooks = [h for h in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks") if getattr(optimizer, h, None)]
     if hooks:
         raise error(
-            "E0213",
+            "E0253",
             f"{type(optimizer).__name__} has step hooks, which would not run in the compiled step",
             action="remove the hooks before the step is captured",
         )

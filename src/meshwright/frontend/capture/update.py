@@ -54,7 +54,7 @@ def capture_update(
     reduce: torch.dtype | None,
     constants: dict[str, Tensor],
 ) -> Update:
-    """Trace the update of the parameters that have a gradient. Raises E0213 for an optimizer that cannot be traced."""
+    """Trace the update of the parameters that have a gradient. Raises E0253 for an optimizer that cannot be traced."""
     plan = _Plan([(p, owned[p.name]) for p in trained if p.name in owned], _scalars(optimizer, scalars))
     try:
         _discover_state(plan)
@@ -66,7 +66,7 @@ def capture_update(
         reason = str(failure).strip().splitlines()[0][:300] if str(failure).strip() else ""
         data = "DataDependent" in type(failure).__name__ or "data-dependent" in reason
         raise error(
-            "E0213",
+            "E0253",
             f"{names} cannot be traced: "
             + ("it takes a Python number or decision from a tensor" if data else f"{type(failure).__name__}: {reason}"),
             error_origin(failure.__traceback__) if data or error_origin(failure.__traceback__).file else None,
@@ -86,7 +86,9 @@ def _scalars(optimizer: Optimizers, names: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _run(plan: _Plan, parameters: dict[str, Tensor], states: dict[str, Tensor], scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+def _run(
+    plan: _Plan, parameters: dict[str, Tensor], states: dict[str, Tensor], scalars: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """One step of every optimizer on these parameters, whose ``.grad`` is set. Returns the state by name."""
     after: dict[str, Tensor] = {}
     for optimizer in dict.fromkeys(o.optimizer for _, o in plan.owned):
@@ -190,7 +192,7 @@ def _clip(graph: Assembly, grads: dict[str, fx.Node], clip: float | None) -> tup
 
     def squares(grad: Tensor) -> list[Tensor]:
         wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
-        return [(wide * wide).sum()]
+        return [torch.ops.meshwright.sum_of_squares(wide)]
 
     def norm_of(*sums: Tensor) -> list[Tensor]:
         return [torch.ops.meshwright.total(list(sums)).sqrt() if sums else torch.zeros(())]

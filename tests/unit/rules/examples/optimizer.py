@@ -21,5 +21,6 @@ EXAMPLES = [
     ("aten.addcdiv.default", (x(*A), x(*A), positive()), {}),
     ("aten.sqrt.default", (positive(*A),), {}),
     ("aten.pow.Scalar", (0.9, positive()), {}),
+    ("meshwright.sum_of_squares.default", (x(*A),), {}),
     ("meshwright.total.default", ([x(), x(), x()],), {}),
 ]

@@ -245,7 +245,8 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 _FORM = "bool causal, int window, float scale, float dropout, int site, int[] sizes, int[] offsets"
 register(
-    f"attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seed, {_FORM}) -> (Tensor out, Tensor logsumexp)",
+    f"attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seed, {_FORM}) "
+    "-> (Tensor out, Tensor logsumexp)",
     _attention,
     _attention_fake,
 )

@@ -1,5 +1,6 @@
 """``einsum``: every contraction of two tensors, so that sharding needs one rule for all of them.
 
+``sum_of_squares``: of all elements, for the gradient norm, without the squares in memory.
 ``total``: the sum of many scalars, so that sums owed by each of them are paid in one message.
 """
 
@@ -152,3 +153,11 @@ def _total_fake(scalars: list[Tensor]) -> Tensor:
 
 
 register("total(Tensor[] scalars) -> Tensor", _total, _total_fake)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)  # a view where the memory allows it; one pass, no squares in memory
+    return torch.dot(flat, flat)
+
+
+register("sum_of_squares(Tensor x) -> Tensor", _sum_of_squares, lambda x: x.new_empty([]))

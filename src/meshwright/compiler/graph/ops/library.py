@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-LIBRARY = torch.library.Library("meshwright", "FRAGMENT")
+LIBRARY: Any = torch.library.Library("meshwright", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types here
 
 Kernel = Callable[..., Any]
 

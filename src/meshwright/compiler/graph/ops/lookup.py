@@ -45,7 +45,7 @@ def _embedding_backward(grad: Tensor, index: Tensor, rows: int, start: int, padd
     flat = grad.reshape(-1, grad.shape[-1])
     # many tokens share a row: half precision would lose their sum
     wide = flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
-    made = torch.ops.aten.embedding_dense_backward(wide, local.reshape(-1), rows, -1, False)
+    made: Tensor = torch.ops.aten.embedding_dense_backward(wide, local.reshape(-1), rows, -1, False)
     return made.to(grad.dtype)
 
 

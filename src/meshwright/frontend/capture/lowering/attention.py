@@ -36,7 +36,7 @@ def attention(
     if enable_gqa:
         key, value = _repeat(key, query.shape[-3]), _repeat(value, query.shape[-3])
     query, key, value = (_four(x) for x in (query, key, value))
-    batch = torch.broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])
+    batch = torch.broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])  # type: ignore[no-untyped-call]  # torch has no types here
     query, key, value = (x if x.shape[:2] == batch else x.expand(*batch, *x.shape[2:]) for x in (query, key, value))
     if attn_mask is not None:
         attn_mask = _four_mask(attn_mask, len(shape))
@@ -92,4 +92,5 @@ def _maths(site: Site, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, 
     weights = torch.softmax(scores, -1)
     if dropout > 0:
         weights = torch.ops.meshwright.dropout(weights, site.key, float(dropout), site.next_site(), [], [])
-    return matmul(site, weights, value)
+    made: Tensor = matmul(site, weights, value)
+    return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def cross_entropy_loss(
         return from_logits(logits, target, weight, reduction, ignore_index)
     valid = target != ignore_index
     safe = target.masked_fill(~valid, 0)
-    losses, total = torch.ops.meshwright.cross_entropy(logits, safe)
+    losses, _ = torch.ops.meshwright.cross_entropy(logits, safe)
     picked, weights = _weighted(losses, safe, valid, weight)
     # the smoothed part: the mean over classes of (weighted) -log p
     logs = torch.log_softmax(logits.to(wide(logits.dtype)), -1)
@@ -102,9 +104,13 @@ def nll_loss(
 
 def _logits(site: Site) -> Tensor | None:
     """What the loss's log_softmax over the classes is taken of, if its input is one."""
-    source = site.node.args[0]
-    if getattr(source, "target", None) not in (aten.log_softmax.int, aten._log_softmax.default):
+    source: Any = site.node.args[0]
+    if source.target is aten.log_softmax.int:
+        dtype = source.args[2] if len(source.args) > 2 else source.kwargs.get("dtype")
+    elif source.target is aten._log_softmax.default:
+        dtype = None
+    else:
         return None
-    x = site.values[source.args[0]]  # type: ignore[union-attr, index]  # a node: it has a target
-    dim = source.args[1] % x.dim()  # type: ignore[union-attr, operator]  # log_softmax's dim
-    return x if (dim == (1 if x.dim() > 1 else 0) and len(source.args) < 3) or source.args[2:] == (False,) else None  # type: ignore[union-attr]
+    x: Tensor = site.values[source.args[0]]
+    over_classes = source.args[1] % x.dim() == (1 if x.dim() > 1 else 0)
+    return x if over_classes and dtype is None else None

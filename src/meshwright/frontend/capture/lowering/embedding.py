@@ -22,7 +22,7 @@ def embedding(
 ) -> Tensor:
     if scale_grad_by_freq:
         raise error(
-            "E0217",
+            "E0257",
             "an embedding with scale_grad_by_freq counts its indices over the whole batch in backward",
             site.origin,
             "leave out scale_grad_by_freq",

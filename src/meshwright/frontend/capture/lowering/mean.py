@@ -53,7 +53,7 @@ def var(site: Site, x: Tensor, dim: Any = None, *, correction: float | None = No
 
 @lowers(aten.std.correction)
 def std(site: Site, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
-    return var(site, x, dim, correction=correction, keepdim=keepdim).sqrt()
+    return variance(x, dim, 1 if correction is None else correction, keepdim)[0].sqrt()
 
 
 @lowers(aten.var.dim)

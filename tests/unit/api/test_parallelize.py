@@ -1,0 +1,127 @@
+"""``meshwright.parallelize`` on a virtual cluster gives what the user's own loop gave on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import meshwright
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.plan import Plan, Storage
+from meshwright.compiler.plan_file import plan_to_toml
+from tests.unit.api.small_model import Language, adamw, batch, eager_steps, language, loss_of, schedule
+
+PLAN = Plan(Mesh((("data", 4),)), batch=("data",), storage=Storage(("data",), ("data",), ("data",)))
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-12) -> None:
+    assert list(found) == list(expected) or set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp", "zero1", "ddp=2,fsdp=2", "fsdp=2,tp=2,micro=2", "tp=4,sp"])
+def test_three_steps_with_a_scheduler_equal_eager(plan: str) -> None:
+    truth = language()
+    expected = eager_steps(truth, 3, clip=0.5)
+    model = language()
+    optimizer = adamw(model)
+    rates = schedule(optimizer)
+    step = meshwright.parallelize(model, optimizer=optimizer, batch=batch(0), plan=plan, clip=0.5, virtual=4)
+    for number, loss in enumerate(expected):
+        found = step(batch(number))
+        assert found.shape == () and found.dtype == torch.float64
+        assert float(found) == pytest.approx(loss, rel=1e-12)
+        assert step.norm is not None and step.norm > 0
+        rates.step()
+    assert step.steps == 3 and step.plan.name == plan
+    close(step.full_state_dict(), truth.state_dict())
+    model.load_state_dict(step.full_state_dict())  # under their own names, the tied one under both
+    assert model.head.weight is model.embed.weight
+
+
+def test_the_users_model_is_left_alone() -> None:
+    model = language()
+    step = meshwright.parallelize(model, optimizer=adamw(model), batch=batch(0), virtual=2)
+    step(batch(0))
+    close(dict(model.state_dict()), dict(language().state_dict()), 0.0)
+    assert not any(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp=2,tp=2", 4), ("zero1", 2), ("fsdp", 3), ("fsdp", 1)])
+def test_a_checkpoint_goes_on_under_another_plan(plan: str, ranks: int, tmp_path: Path) -> None:
+    model = language()
+    optimizer = adamw(model)
+    first = meshwright.parallelize(model, optimizer=optimizer, batch=batch(0), plan="fsdp=2,tp=2", virtual=4, seed=7)
+    for number in range(2):
+        first(batch(number))
+    folder = first.save(tmp_path / "kept")
+    assert folder.is_dir()
+    expected = [float(first(batch(number))) for number in (2, 3)]
+
+    other = language(seed=1)  # whose weights do not count once the checkpoint is loaded
+    second = meshwright.parallelize(other, optimizer=adamw(other), batch=batch(0), plan=plan, virtual=ranks)
+    second.load(tmp_path / "kept")
+    assert second.steps == 2
+    found = [float(second(batch(number))) for number in (2, 3)]
+    assert found == pytest.approx(expected, rel=1e-12)
+    close(second.full_state_dict(), first.full_state_dict())
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "keyword": lambda b: b,
+    "positional": lambda b: (b["tokens"], b["labels"]),
+    "list": lambda b: [b["tokens"], b["labels"]],
+    "args and kwargs": lambda b: ((b["tokens"],), {"labels": b["labels"]}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loss", [None, loss_of])
+def test_batches_of_every_form(form: str, loss: Callable[..., Any] | None) -> None:
+    model = language()
+    step = meshwright.parallelize(
+        model, optimizer=adamw(model), batch=FORMS[form](batch(0)), plan="fsdp", loss=loss, virtual=4
+    )
+    found = [float(step(FORMS[form](batch(number)))) for number in range(2)]
+    truth = language()
+    optimizer = adamw(truth)
+    for number, value in enumerate(found):
+        optimizer.zero_grad()
+        right = truth(**batch(number))["loss"]
+        right.backward()
+        optimizer.step()
+        assert value == pytest.approx(right.item(), rel=1e-12)
+
+
+def test_a_tensor_is_a_batch() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+    right = (model(x) - x.sum(-1, keepdim=True)).square().mean().item()
+    step = meshwright.parallelize(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        batch=x,
+        loss=lambda output, inputs: (output - inputs.sum(-1, keepdim=True)).square().mean(),
+        plan="ddp",
+        virtual=4,
+    )
+    assert float(step(x)) == pytest.approx(right, rel=1e-12)
+    assert float(step(x)) < right
+
+
+@pytest.mark.parametrize("kind", ["preset", "plan", "path", "text of a path"])
+def test_plans_of_every_kind(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(plan_to_toml(PLAN))
+    plan = {"preset": "fsdp=4", "plan": PLAN, "path": file, "text of a path": str(file)}[kind]
+    model: Language = language()
+    step = meshwright.parallelize(model, optimizer=adamw(model), batch=batch(0), plan=plan, virtual=4)
+    assert step.plan.mesh == PLAN.mesh and step.plan.storage == PLAN.storage
+    (expected,) = eager_steps(language(), 1)
+    assert float(step(batch(0))) == pytest.approx(expected, rel=1e-12)
