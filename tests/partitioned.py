@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 import meshwright.compiler.graph.ops  # noqa: F401  (registers our ops)
 from meshwright.compiler.graph import collectives
@@ -45,20 +48,32 @@ def partition(graph: Graph, mesh: Mesh, shardings: Mapping[str, Sharding], **opt
 
 def run_on_ranks(local: LocalGraph, mesh: Mesh, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Run a local graph on all ranks of a mesh as threads, and assemble its outputs whole."""
-    import threading
+    given = [inputs[v.name] for v in local.signature.inputs]
+    lying = [local.inputs[v] for v in local.signature.inputs]
+    return on_ranks(local.module, mesh, given, lying, [local.outputs[v] for v in local.signature.outputs])
 
+
+def on_ranks(
+    module: fx.GraphModule,
+    mesh: Mesh,
+    inputs: Sequence[Any],
+    shardings: Sequence[Sharding | None],
+    outputs: Sequence[Sharding | None],
+) -> list[Any]:
+    """Run a module on all ranks of a mesh as threads: inputs are cut as they say (None: given as they are), and the
+    outputs, flat, are assembled whole (None: rank 0's)."""
     rendezvous = Rendezvous(mesh.ranks)
-    results: dict[int, tuple[Tensor, ...]] = {}
+    results: dict[int, list[Any]] = {}
 
     def body(rank: int) -> None:
         communicator = VirtualCommunicator(rank, mesh, 1, rendezvous)
         try:
             shards = [
-                take_shard(inputs[v.name], local.inputs[v], mesh, mesh.coordinates(rank))
-                for v in local.signature.inputs
+                x if s is None else take_shard(x, s, mesh, mesh.coordinates(rank))
+                for x, s in zip(inputs, shardings, strict=True)
             ]
             with collectives.use(communicator), torch.no_grad():
-                results[rank] = local.module(*shards)
+                results[rank] = pytree.tree_leaves(module(*shards), is_leaf=lambda x: x is None)
         except BaseException as failure:
             rendezvous.fail(rank, failure)
         else:
@@ -72,8 +87,8 @@ def run_on_ranks(local: LocalGraph, mesh: Mesh, inputs: Mapping[str, Tensor]) ->
     if rendezvous.failure is not None:
         _raise(*rendezvous.failure)
     return [
-        assemble(lambda c, i=i: results[mesh.rank(c)][i], local.outputs[v], mesh, replicas=True)
-        for i, v in enumerate(local.signature.outputs)
+        results[0][i] if s is None else assemble(lambda c, i=i: results[mesh.rank(c)][i], s, mesh, replicas=True)
+        for i, s in enumerate(outputs)
     ]
 
 

@@ -15,7 +15,7 @@ _PLACES = {
     "capture": "meshwright.frontend.capture",
     "compile": "meshwright.build",
     "parallelize": "meshwright.api",
-    "transform": "meshwright.api",
+    "transform": "meshwright.transformation",
     "Plan": "meshwright.compiler.plan",
     "MeshwrightError": "meshwright.compiler.diagnostics",
 }

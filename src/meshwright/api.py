@@ -7,6 +7,7 @@ for batch in loader:
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, tensors
+from meshwright.frontend.capture.twin import optimizer_list
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
@@ -41,14 +43,13 @@ from meshwright.runtime.virtual import VirtualCluster
 def parallelize(
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     batch: Any,
     plan: str | Path | Plan = "fsdp",
     loss: Callable[..., Any] | None = None,
     clip: float | None = None,
     precision: Precision | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
-    scalars: Sequence[str] = ("lr",),
     virtual: int | None = None,
     seed: int = 0,
 ) -> Step:
@@ -58,9 +59,10 @@ def parallelize(
     tensor, a tuple (positional), a dict (keyword) or ``(args, kwargs)``. Every rank is given the same batch
     and takes its rows. ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan.
     ``loss(output, batch)`` is needed where the model does not return its loss. ``clip`` is the largest
-    global gradient norm. Learning rates are read from ``optimizer.param_groups`` at each step, so the
-    user's own scheduler goes on working; ``scalars`` are the entries that are read so. ``precision`` is that of
-    the plan if the plan says one, else that of the model.
+    global gradient norm. ``optimizer`` may be several, each of which owns a part of the parameters (Muon for the matrices and
+    AdamW for the rest, say). Learning rates are read from ``param_groups`` at each step, so the user's own
+    scheduler goes on working. ``precision`` is that of the plan if the plan says one, else that of
+    the model.
 
     Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
     in this process. Raises MeshwrightError for what cannot be captured, cut or run.
@@ -71,7 +73,7 @@ def parallelize(
     given = _given(plan)
     if given is not None and precision is None:
         precision = given.plan.precision
-    program = capture(model, batch, optimizer, loss, clip, scalars, batch_dims, precision)
+    program = capture(model, batch, optimizer, loss, clip, batch_dims=batch_dims, precision=precision)
     made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
     if made.mesh.ranks != ranks:
         raise error(
@@ -85,14 +87,14 @@ def parallelize(
     except MeshwrightError as fault:
         raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
-    return Step(rank_program, engine, optimizer)
+    return Step(rank_program, engine, optimizer_list(optimizer))
 
 
 class Step:
     """One training step on all ranks: ``loss = step(batch)`` computes gradients, clips and updates the weights."""
 
     def __init__(
-        self, rank_program: RankProgram, engine: _Virtual | _Process, optimizer: torch.optim.Optimizer
+        self, rank_program: RankProgram, engine: _Virtual | _Process, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
         self.rank_program = rank_program
         self.steps = 0
@@ -100,8 +102,8 @@ class Step:
         self.norm: float | None = None
         """The global gradient norm of the last step, before clipping."""
         self._engine = engine
-        self._optimizer = optimizer
-        self._settings = _settings(optimizer, rank_program.program)
+        self._optimizers = optimizers
+        self._settings = _settings(optimizers, rank_program.program)
 
     @property
     def plan(self) -> Plan:
@@ -116,12 +118,13 @@ class Step:
         result = self._engine.step(found, self.steps, scalars)
         self.steps += 1
         self.norm = result.norm
-        mark_stepped(self._optimizer)
+        for optimizer in self._optimizers:
+            mark_stepped(optimizer)
         return torch.tensor(result.loss, dtype=torch.float64)
 
     def _check_groups(self) -> None:
         """Refuse a change of the optimizer that the compiled step would not follow. Raises E0650."""
-        now = _settings(self._optimizer, self.rank_program.program)
+        now = _settings(self._optimizers, self.rank_program.program)
         for name in [*self._settings, *now]:
             if name not in now or name not in self._settings or now[name] != self._settings[name]:
                 group, _, entry = name.partition("/")
@@ -129,12 +132,13 @@ class Step:
                     "E0650",
                     f"'{entry}' of the optimizer's parameter group {group} was changed after the step was compiled",
                     None,
-                    f"name it when the step is made: parallelize(..., scalars=('lr', '{entry}')), or make a new step",
+                    "leave it alone (of a scheduler: cycle_momentum=False), or save, make a new step, and load",
                 )
 
     def _group(self, scalar: str) -> float:
         group, _, entry = scalar.partition("/")
-        value: float = self._optimizer.param_groups[int(group)][entry]
+        groups = [g for optimizer in self._optimizers for g in optimizer.param_groups]
+        value: float = groups[int(group)][entry]
         return value
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -152,14 +156,15 @@ class Step:
         self._engine.seed = record.seed
 
 
-def _settings(optimizer: torch.optim.Optimizer, program: StepProgram) -> dict[str, object]:
+def _settings(optimizers: Sequence[torch.optim.Optimizer], program: StepProgram) -> dict[str, object]:
     """What the compiled update has as constants: the entries of parameter groups that are not fed at each step."""
+    groups = [(o, group) for o in optimizers for group in o.param_groups]
     return {
         name: value
-        for number, group in enumerate(optimizer.param_groups)
+        for number, (owner, group) in enumerate(groups)
         for entry, value in group.items()
         # what schedulers and the user note down in a group is not read by the optimizer
-        if entry in optimizer.defaults and (name := f"{number}/{entry}") not in program.scalars
+        if entry in owner.defaults and (name := f"{number}/{entry}") not in program.scalars
     }
 
 
@@ -222,7 +227,14 @@ def _join_group() -> int:
                 "start the script with torchrun, or use virtual=N for N ranks in this process",
             )
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(_leave_group)
     return dist.get_world_size()
+
+
+def _leave_group() -> None:
+    """At the end of the script, where the user has not done it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _device() -> torch.device:

@@ -3,7 +3,7 @@
 The fenced blocks of a page run in order in an empty folder, up to the first ``text`` block: what they print.
 
 - a block with a file name after its language (```` ```mw gpt.mw ````) is written to that file;
-- ``python`` is executed;
+- ``python`` is executed as ``example.py``; what it prints counts;
 - ``console`` runs each line that begins with ``$ meshwright`` in this process;
 - a page with files alone loads its ``.mw`` file or reads its ``.toml`` file as a plan.
 """
@@ -11,6 +11,7 @@ The fenced blocks of a page run in order in an empty folder, up to the first ``t
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import shlex
 import warnings
@@ -70,7 +71,7 @@ def printed(page: Page, folder: Path) -> str:
                 Path(block.file).write_text(block.text, encoding="utf-8")
                 files.append(block.file)
             elif block.language == "python":
-                exec(compile(block.text, str(page.path), "exec"), {"__name__": "example"})
+                said.extend(filter(None, [_run_python(block.text)]))
                 ran = True
             elif block.language == "console":
                 _run_commands(block.text, said)
@@ -90,6 +91,16 @@ def _gathered(said: list[str]) -> Iterator[None]:
         except MeshwrightError as fault:
             said.append(str(fault))
     said[:0] = [str(w.message) for w in caught if str(w.message).startswith("warning[W")]
+
+
+def _run_python(text: str) -> str:
+    """Run the block from a file, so that errors can show its lines. Returns what it printed."""
+    file = Path("example.py").resolve()
+    file.write_text(text, encoding="utf-8")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(text, str(file), "exec"), {"__name__": "example"})
+    return printed.getvalue()
 
 
 def _read(file: str) -> None:

@@ -134,4 +134,3 @@ def copies_agree(cluster: VirtualCluster) -> int:
                 assert torch.equal(mine, first[part]), f"rank {rank} holds another copy of {name}"
             first.setdefault(part, mine)
     return pairs
-

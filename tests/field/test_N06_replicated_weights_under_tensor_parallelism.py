@@ -65,9 +65,7 @@ def case() -> Case:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.1)
-    batches = [
-        {n: torch.randn(4, TIME, WIDTH, dtype=torch.float64) for n in ("x", "y")} for _ in range(3)
-    ]
+    batches = [{n: torch.randn(4, TIME, WIDTH, dtype=torch.float64) for n in ("x", "y")} for _ in range(3)]
     return Case(model, batches, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.2), clip=1.0)
 
 

@@ -17,7 +17,14 @@ import torch
 
 from meshwright.runtime.launch import LOOPBACK, defaults, free_port
 
-PRELOADED = ["torch", "torch.distributed.checkpoint", "meshwright.runtime.worker", "tests.parallel.ranks", "pytest"]
+PRELOADED = [
+    "torch",
+    "torch.distributed.checkpoint",
+    "meshwright.runtime.worker",
+    "meshwright.api",
+    "tests.parallel.ranks",
+    "pytest",
+]
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def every_collective(here: Communicator) -> list[Tensor]:
             count = here.mesh.size(*axes)
             own = 20 * here.coordinate("data") + 10 * here.coordinate("tensor")
             x = (torch.arange(2 * count) + own).to(dtype)
-            results.extend(here.all_reduce(x, axes, r) for r in ("sum", "max", "min"))
+            results.extend(here.all_reduce(x.clone(), axes, r) for r in ("sum", "max", "min"))
             results.extend([here.all_gather(x, axes), here.reduce_scatter(x, axes), here.all_to_all(x, axes)])
     return results
 

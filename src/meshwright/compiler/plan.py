@@ -20,8 +20,8 @@ class ParameterPlan:
     """How the parameters that a pattern names are cut while they are computed with.
 
     ``pattern`` is read by :func:`pattern_expression` over canonical names and aliases
-    (``model.layers.*.q_proj.weight``); the first entry that matches a parameter counts. ``rest``, ``gradient`` and ``state`` override what
-    the plan's ``storage`` axes would give.
+    (``model.layers.*.q_proj.weight``); the first entry that matches a parameter counts. ``rest``,
+    ``gradient`` and ``state`` override what the plan's ``storage`` axes would give.
     """
 
     pattern: str

@@ -2,9 +2,10 @@
 
 The captured ``update`` is functional: it returns all new values at once, so old and new ones of
 the whole model would live together. Here the nodes are put into an order in which one parameter is
-finished after the other, ops write over operands that nothing reads any more, new values that are not in
-place by then are copied into the old ones once nothing reads those, and the inputs are taken from a list that is emptied, so that a gradient lives no longer
-than its last use. The order is the same on every rank, since every rank has the same program.
+finished after the other, and ops write over operands that nothing reads any more. New values that
+are not in place by then are copied into the old ones once nothing reads those. The inputs are taken
+from a list that is emptied, so that a gradient lives no longer than its last use. The order is the
+same on every rank, since every rank has the same program.
 """
 
 from __future__ import annotations

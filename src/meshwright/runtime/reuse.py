@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.graph.adapter import OpOverload
+from meshwright.compiler.graph.calls import overload_name
 from meshwright.compiler.graph.functions import COLLECTIVES
 
 VIEWS = ("shard", "fill_padding", "owe")
@@ -82,8 +83,8 @@ def in_place_target(node: fx.Node) -> OpOverload | None:
         return None
     if before.shape != after.shape or before.dtype != after.dtype or target.namespace != "aten":
         return None
-    name, _, variant = target.name().removeprefix("aten::").partition(".")
-    found: Any = getattr(getattr(torch.ops.aten, f"{name}_", None), variant or "default", None)
+    _, name, variant = overload_name(target).split(".", 2)
+    found: Any = getattr(getattr(torch.ops.aten, f"{name}_", None), variant, None)
     return found if isinstance(found, OpOverload) else None
 
 

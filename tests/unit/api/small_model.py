@@ -48,8 +48,9 @@ def batch(number: int) -> dict[str, Tensor]:
     return {"tokens": tokens, "labels": labels}
 
 
-def loss_of(logits: Tensor, batch: Any) -> Tensor:
-    """A loss function for batches of every form."""
+def loss_of(output: Any, batch: Any) -> Tensor:
+    """A loss function for batches of every form; of a keyword batch the model gets all that it takes."""
+    logits = output["logits"] if isinstance(output, dict) else output
     if isinstance(batch, tuple):
         args, kwargs = batch if isinstance(batch[-1], dict) else (batch, {})
         labels = kwargs["labels"] if "labels" in kwargs else args[1]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import meshwright
+from meshwright.api import Step
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Origin, Span
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.plan import Hashes, Plan
@@ -28,7 +29,7 @@ def refused(function: Callable[[], Any]) -> Diagnostic:
     return found
 
 
-def step_of(**options: Any) -> meshwright.Step:
+def step_of(**options: Any) -> Step:
     model = language()
     given: dict[str, Any] = {"batch": batch(0), "plan": "fsdp", "virtual": 4, **options}
     return meshwright.parallelize(model, optimizer=adamw(model), **given)
@@ -61,7 +62,8 @@ def test_no_launcher_and_no_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("ranks", [0, -2])
 def test_no_ranks_at_all(ranks: int) -> None:
-    assert refused(lambda: step_of(virtual=ranks)).code == "E0601"
+    found = refused(lambda: step_of(virtual=ranks))
+    assert found.code == "E0601" and f"virtual={ranks}" in found.message
 
 
 def test_a_plan_for_other_ranks() -> None:
@@ -123,26 +125,39 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def compiled() -> meshwright.Step:
+def compiled() -> Step:
     return step_of()
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_batch_unlike_the_example(fault: str, compiled: meshwright.Step) -> None:
+def test_a_batch_unlike_the_example(fault: str, compiled: Step) -> None:
     """Refused before any rank begins, so that the step can be used on."""
     change, name = BROKEN[fault]
     before = compiled.steps
     found = refused(lambda: compiled(change(batch(0))))
-    assert found.code in {"E0256", "E0602"} and name in found.message + found.action
+    assert found.code in {"E0256", "E0608"} and name in found.message + found.action
     assert compiled.steps == before
     assert torch.isfinite(compiled(batch(before)))
 
 
-def test_a_checkpoint_that_is_not_there(compiled: meshwright.Step, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("entry", "value"), [("weight_decay", 0.3), ("betas", (0.5, 0.9))])
+def test_a_setting_of_the_optimizer_that_the_step_would_not_follow(entry: str, value: Any) -> None:
+    model = language()
+    optimizer = adamw(model)
+    step = meshwright.parallelize(model, optimizer=optimizer, batch=batch(0), plan="ddp", virtual=2)
+    step(batch(0))
+    before, optimizer.param_groups[0][entry] = optimizer.param_groups[0][entry], value
+    found = refused(lambda: step(batch(1)))
+    assert found.code == "E0650" and entry in found.message
+    optimizer.param_groups[0][entry] = before
+    step(batch(1))
+
+
+def test_a_checkpoint_that_is_not_there(compiled: Step, tmp_path: Path) -> None:
     assert refused(lambda: compiled.load(tmp_path / "none")).code.startswith("E06")
 
 
-def test_a_checkpoint_of_another_model(compiled: meshwright.Step, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model(compiled: Step, tmp_path: Path) -> None:
     model = nn.Linear(3, 3)
     other = meshwright.parallelize(
         model,

@@ -293,6 +293,30 @@ def test_loss_function_gets_the_rest_of_the_batch() -> None:
     )
 
 
+def test_labels_are_for_the_loss_function() -> None:
+    """A model that could compute its own loss from labels gives its outputs when a loss function is given."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, scale: float = 1.0, labels: Tensor | None = None) -> Tensor:
+            y = self.linear(x) * scale
+            return y if labels is None else F.mse_loss(y, labels) * 7
+
+    x, y = randn(4, 3), randn(4, 2, seed=1)
+    model, named = module(Own), {"x": x, "labels": y}
+    for batch in ({**named, "scale": 2.0}, ((), {**named, "scale": 2.0})):
+        compare(
+            model,
+            batch,
+            loss=lambda out, given: F.mse_loss(out, (given if isinstance(given, dict) else given[1])["labels"]),
+            eager=lambda m: F.mse_loss(m(x, 2.0), y),
+            named=named,
+        )
+
+
 def test_capture_leaves_the_model_as_it_was() -> None:
     model = module(Tied)
     before = {n: (id(p), p.detach().clone()) for n, p in model.named_parameters(remove_duplicate=False)}

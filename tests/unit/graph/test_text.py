@@ -30,7 +30,7 @@ LITERALS = st.recursive(
     | st.floats()
     | st.text()
     | st.sampled_from([torch.float32, torch.bfloat16, torch.bool, torch.device("cpu"), torch.device("cuda:1")])
-    | st.sampled_from([torch.strided, torch.contiguous_format, parse_sharding("[8@data, 4] +tensor")])
+    | st.sampled_from([torch.strided, torch.contiguous_format])
     | st.complex_numbers(allow_nan=False)
     | st.builds(slice, st.none() | st.integers(-9, 9), st.none() | st.integers(-9, 9), st.none() | st.integers(1, 9)),
     lambda inner: (
@@ -193,7 +193,7 @@ def test_a_local_graph_keeps_whole_and_local_shapes() -> None:
         ("graph a\n  %x = all_gather(3 4)", "expected ','", 2, 21),
         ("graph a\n  %x = all_gather()\n  %x = all_gather()", "defined twice", 3, 6),
         ("graph a\n  %x = all_gather(", "expected a value", 2, 19),
-        ("graph a\n  %x = all_gather(sharding(3))", "does not take", 2, 30),
+        ("graph a\n  %x = all_gather(device(3))", "does not take", 2, 30),
         ("graph a\n  x = 3", "begins with", 2, 3),
     ],
 )

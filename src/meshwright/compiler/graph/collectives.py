@@ -132,7 +132,7 @@ def all_gather_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...], si
     moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
     count = here.mesh.size(*axes)
     flat = here.all_gather(torch.cat([m.reshape(-1) for m in moved]), axes).view(count, -1)
-    parts = flat.split([m.numel() for m in moved], dim=1)
+    parts = torch.split(flat, [m.numel() for m in moved], dim=1)
     wholes = [p.reshape(count * m.shape[0], *m.shape[1:]) for p, m in zip(parts, moved, strict=True)]
     return [w.narrow(0, 0, n).movedim(0, d) for w, d, n in zip(wholes, dims, sizes, strict=True)]
 
@@ -145,7 +145,7 @@ def reduce_scatter_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]
     padded = [_pad(m, ceil_div(m.shape[0], count) * count) for m in moved]
     flat = torch.cat([p.reshape(count, -1) for p in padded], dim=1)
     got = here.reduce_scatter(flat, axes).view(-1)
-    parts = got.split([p.numel() // count for p in padded])
+    parts = torch.split(got, [p.numel() // count for p in padded])
     shards = [g.view(p.shape[0] // count, *p.shape[1:]) for g, p in zip(parts, padded, strict=True)]
     return [s.movedim(0, d) for s, d in zip(shards, dims, strict=True)]
 
@@ -153,7 +153,7 @@ def reduce_scatter_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]
 def all_reduce_many(xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum") -> list[Tensor]:
     """Several :func:`all_reduce` of one dtype as a single message (not ``logsumexp``)."""
     flat = current().all_reduce(torch.cat([x.reshape(-1) for x in xs]), axes, reduction)
-    return [p.view(x.shape) for p, x in zip(flat.split([x.numel() for x in xs]), xs, strict=True)]
+    return [p.view(x.shape) for p, x in zip(torch.split(flat, [x.numel() for x in xs]), xs, strict=True)]
 
 
 def owe(x: Tensor, axes: tuple[str, ...]) -> Tensor:

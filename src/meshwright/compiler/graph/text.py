@@ -147,8 +147,6 @@ def literal(value: Any, special: Callable[[Any], str | None] = node_text) -> str
         return f"device({quoted(str(value))})"
     if isinstance(value, (torch.layout, torch.memory_format)):
         return str(value)
-    if isinstance(value, Sharding):
-        return f"sharding({quoted(str(value))})"
     if isinstance(value, slice):
         return "slice(" + ", ".join(literal(v, special) for v in (value.start, value.stop, value.step)) + ")"
     if isinstance(value, list):

@@ -27,7 +27,6 @@ _MADE: dict[str, Callable[..., Any]] = {
     "slice": slice,
     "complex": complex,
     "device": torch.device,
-    "sharding": parse_sharding,
 }
 _WORDS: dict[str, object] = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
 

@@ -35,7 +35,7 @@ def compile_step(program: StepProgram, plan: Plan) -> RankProgram:
         program.update, plan.mesh, _update_placement(program, layout, state, owed), whole_contractions=True, warn=_warn
     )
     lowered = _lowered(prologue, plan.mesh), _lowered(micro, with_micro), _lowered(update, plan.mesh)
-    final = {name: _with_gradient(l, owed.get(Value("gradient", name))) for name, l in layout.items()}
+    final = {name: _with_gradient(lies, owed.get(Value("gradient", name))) for name, lies in layout.items()}
     return RankProgram(program, plan, plan.mesh, *lowered, layouts=final, state=state)
 
 

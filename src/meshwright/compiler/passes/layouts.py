@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import Parameter, StepProgram
 from meshwright.compiler.graph.rank_program import Layout
@@ -11,7 +10,10 @@ from meshwright.compiler.plan import ParameterPlan, Plan, pattern_expression
 
 
 def layouts(program: StepProgram, plan: Plan) -> dict[str, Layout]:
-    """The layout of every parameter. Raises E0303 for a pattern that fits none, E0304 for a sharding of another shape."""
+    """The layout of every parameter.
+
+    Raises E0303 for a pattern that fits none, E0304 for a sharding of another shape.
+    """
     for entry in plan.parameters:
         if not any(_matches(entry, p) for p in program.parameters):
             names = [n for p in program.parameters for n in (p.name, *p.aliases)]
@@ -32,7 +34,7 @@ def _layout(parameter: Parameter, plan: Plan) -> Layout:
         if sharding is not None and sharding.shape != shape:
             raise error(
                 "E0304",
-                f"'{parameter.name}' has shape {list(shape)}, but the plan cuts a tensor of shape {list(sharding.shape)}",
+                f"'{parameter.name}' has shape {list(shape)}, but the plan cuts one of shape {list(sharding.shape)}",
                 None,
                 f"write the sharding of '{entry.pattern if entry else ''}' for shape {list(shape)}",
             )

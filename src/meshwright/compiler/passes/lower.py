@@ -17,7 +17,7 @@ from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
-from meshwright.compiler.graph.redistribute import redistribute
+from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.compiler.mesh_paths import Step, steps
 from meshwright.compiler.passes.propagate import DECISION, Chosen
@@ -64,8 +64,7 @@ class _Lowering:
 
     def _call(self, node: fx.Node) -> fx.Node:
         if node.target is redistribute:
-            x, source, target = node.args
-            assert isinstance(x, fx.Node) and isinstance(source, Sharding) and isinstance(target, Sharding)
+            x, source, target = moves(node)
             return self._redistribute(self.env[x], source, target)
         chosen = node.meta.get(DECISION)
         if node.target is operator.getitem or chosen is None:

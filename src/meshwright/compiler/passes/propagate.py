@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from meshwright.compiler.diagnostics import error
-from meshwright.compiler.graph.calls import emit, op_call, operand_nodes
+from meshwright.compiler.graph.calls import emit, op_call, operand_nodes, overload
 from meshwright.compiler.graph.program import Annotation, Graph, Value, annotation
 from meshwright.compiler.graph.redistribute import redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
@@ -136,7 +136,7 @@ class _Propagation:
             return
         call = make_call(node)
         sources = operand_nodes(node)
-        if call.name == "meshwright.total.default" and self._total(node, sources):
+        if call.name == "meshwright.total.default" and self._total(node, call, sources):
             return
         rule = self._rule(call)
         if self._regroup(node, call, rule, sources):
@@ -230,7 +230,7 @@ class _Propagation:
             return self.moved[key]
         if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in path):
             self._refuse_micro(placed.node, user)
-        made = self.new.call_function(redistribute, (placed.node, source, target))
+        made = self.new.call_function(redistribute, (placed.node, str(source), str(target)))
         note = annotation(placed.node)
         made.meta["val"] = placed.node.meta.get("val")
         made.meta["meshwright"] = replace(
@@ -257,8 +257,9 @@ class _Propagation:
             (f"the value {node.name} couples samples of different microbatches",),
         )
 
-    def _total(self, node: fx.Node, sources: tuple[fx.Node, ...]) -> bool:
+    def _total(self, node: fx.Node, call: OpCall, sources: tuple[fx.Node, ...]) -> bool:
         """Sum scalars group by group of what they owe, so that each owed sum is paid once per group."""
+        target = overload(call.name)
         groups: dict[Sharding, list[_Placed]] = {}
         for source in sources:
             placed = self._best(source)
@@ -267,15 +268,15 @@ class _Propagation:
             return False
         parts = []
         for sharding, members in groups.items():
-            part = self.new.call_function(node.target, ([m.node for m in members],))
+            part = self.new.call_function(target, ([m.node for m in members],))
             part.meta["val"] = node.meta.get("val")
             self._annotate(part, node, sharding)
-            part.meta[DECISION] = Chosen(make_call(node), whole_rule(make_call(node)), _trivial(sharding, len(members)))
+            part.meta[DECISION] = Chosen(call, whole_rule(call), _trivial(sharding, len(members)))
             parts.append(self._move(_Placed(part, sharding, {}), sharding.paid(), node))
-        copy = self.new.call_function(node.target, ([p.node for p in parts],))
+        copy = self.new.call_function(target, ([p.node for p in parts],))
         copy.meta = dict(node.meta)
         scalar = Sharding(())
-        copy.meta[DECISION] = Chosen(make_call(node), whole_rule(make_call(node)), _trivial(scalar, len(parts)))
+        copy.meta[DECISION] = Chosen(call, whole_rule(call), _trivial(scalar, len(parts)))
         self.placed[node] = (_Placed(self._annotate(copy, node, scalar), scalar, {}),)
         return True
 

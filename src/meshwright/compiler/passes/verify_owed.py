@@ -13,7 +13,7 @@ from torch import fx
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.calls import operand_nodes
 from meshwright.compiler.graph.program import Graph, annotation
-from meshwright.compiler.graph.redistribute import redistribute
+from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import Mesh, Sharding, split
 from meshwright.compiler.passes.propagate import DECISION, Chosen
 
@@ -34,9 +34,8 @@ def verify_owed(graph: Graph, mesh: Mesh) -> None:
 
 
 def _check_move(node: fx.Node) -> None:
-    source, target = node.args[1], node.args[2]
-    assert isinstance(source, Sharding) and isinstance(target, Sharding)
-    held = annotation(node.all_input_nodes[0]).sharding
+    value, source, target = moves(node)
+    held = annotation(value).sharding
     if held is not None and held.partial != source.partial:
         raise InternalError(f"verify_owed: {node} pays {source.partial} of a value that owes {held.partial}")
     for axis, reduction in target.partial - source.partial:

@@ -13,7 +13,7 @@ from torch import fx
 
 from meshwright.compiler.graph.calls import op_call, operand_nodes
 from meshwright.compiler.graph.program import Graph, Value
-from meshwright.compiler.mesh import Mesh, Segment, Sharding, split
+from meshwright.compiler.mesh import Dim, Mesh, Segment, Sharding, split
 from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.rule import Dims, Rule
 
@@ -39,7 +39,7 @@ def wanted_shardings(
 
 
 def _carry(rule: Rule, result: Dims, operand: Dims, sharding: Sharding, mesh: Mesh) -> Sharding | None:
-    parts = {}
+    parts: dict[str, Dim] = {}
     for factors, dim in zip(result, sharding.dims, strict=True):
         found = split(dim, tuple(rule.sizes[f] for f in factors), mesh)
         if found is None:

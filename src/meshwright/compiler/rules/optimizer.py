@@ -1,4 +1,4 @@
-"""What an update adds to ordinary ops: sums of squares, and one total of many scalars, so that their sums are paid together."""
+"""What an update adds to ordinary ops for the gradient norm: sums of squares, and one total of many scalars."""
 
 from __future__ import annotations
 
@@ -23,5 +23,11 @@ def sum_of_squares(call: OpCall) -> Rule:
     relations = dict.fromkeys(sizes, "all")
     flops = 2.0 * math.prod(call.operands[0].shape)
     return Rule(
-        sizes, (dims,), ((),), reduce=dict.fromkeys(sizes, "sum"), relations=relations, flops=flops, accumulates=frozenset(sizes)
+        sizes,
+        (dims,),
+        ((),),
+        reduce=dict.fromkeys(sizes, "sum"),
+        relations=relations,
+        flops=flops,
+        accumulates=frozenset(sizes),
     )

@@ -115,9 +115,9 @@ class Step(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         model_args, model_kwargs = args, kwargs
         if self._accepts is not None:
-            count, names = self._accepts
+            count, takes = self._accepts
             model_args = args[:count]
-            model_kwargs = {k: v for k, v in kwargs.items() if names is None or k in names}
+            model_kwargs = {k: v for k, v in kwargs.items() if takes(k)}
         output = self.model(*model_args, **model_kwargs)
         if self._loss is not None:
             return _checked(self._loss(output, self._batch(args, kwargs)), "the loss function")
@@ -133,17 +133,29 @@ class Step(nn.Module):
         return (args, kwargs) if kwargs else args
 
 
-def accepted(model: nn.Module) -> tuple[int, frozenset[str] | None]:
-    """How many of a batch's positional elements, and which keywords, the model takes where a loss function takes
-    the rest: as many as it requires (at least one); None: every keyword."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in positional)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        required = max(required, 1)
-    every = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return max(required, 1), None if every else named
+LABELS = "labels"
+"""The keyword that a model does not get, unless it requires it, where a loss function reads it: with labels many
+models compute a loss of their own and return something else than their outputs."""
+
+
+def accepted(model: nn.Module) -> tuple[int, Callable[[str], bool]]:
+    """What the model gets of a batch when a loss function takes the rest.
+
+    Of positional elements as many as it requires, at least one; of keywords those that it accepts but for
+    :data:`LABELS`.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    kinds = inspect.Parameter
+    positional = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    count = max(sum(p.default is p.empty for p in positional), 1)
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {n for n, p in parameters.items() if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    required = {n for n in named if parameters[n].default is kinds.empty}
+
+    def takes(name: str) -> bool:
+        return (every or name in named) and (name != LABELS or name in required)
+
+    return count, takes
 
 
 def _checked(loss: Any, giver: str) -> Tensor:

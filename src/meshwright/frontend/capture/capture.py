@@ -24,13 +24,13 @@ from meshwright.frontend.capture.joint import trace_joint
 from meshwright.frontend.capture.origins import Blocks, strip
 from meshwright.frontend.capture.stand_in import Casts, buffers, cast, casts, parameters
 from meshwright.frontend.capture.tidy import tidy
-from meshwright.frontend.capture.update import Owner, capture_update, owners
+from meshwright.frontend.capture.update import Optimizers, Owner, capture_update, owners
 
 
 def capture(
     model: nn.Module,
     batch: Any,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     loss: Callable[..., Any] | None = None,
     clip: float | None = None,
     scalars: Sequence[str] = ("lr",),
@@ -41,9 +41,10 @@ def capture(
 
     ``batch`` holds real, fake or meta tensors: a tuple is positional, a dict is keyword, ``(args, kwargs)`` is both.
     The model returns its loss, or something with ``.loss``; or ``loss(output, batch)`` computes it from what the
-    model returns, and the model is then called with those elements of the batch that it takes. The model
-    may be on the meta device; it is left as it is. ``clip`` is the largest global gradient norm.
-    ``scalars`` are the entries of parameter groups that the host may change at each step. The
+    model returns: the model then gets as many positional elements as it requires, and the keywords that it
+    accepts except ``labels``; the loss function gets the batch as given. The model may be on the meta
+    device; it is left as it is. ``clip`` is the largest global gradient norm. ``scalars`` are the entries
+    of parameter groups that the host may change at each step. The
     default ``precision`` keeps the dtypes of the model.
 
     Raises MeshwrightError (E0251 to E0258), at the user's line, for what cannot be captured.

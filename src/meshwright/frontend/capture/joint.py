@@ -234,14 +234,19 @@ def trace_joint(
 
     leaves = [p.detach().requires_grad_(t) for p, t in zip(parameters, trainable, strict=True)]
     made = trace(step, leaves, others)
-    for node in made.graph.nodes:
+    describe(made.graph, marker, prefix)
+    return Joint(made, flags)
+
+
+def describe(graph: fx.Graph, marker: Marker, prefix: str) -> None:
+    """Write the annotation of every traced node: type, phase, and where it comes from."""
+    for node in graph.nodes:
         source, phase = marker.marks.get(node.name, (None, "forward"))
         value = node.meta.get("val")
         note = Annotation(phase=phase)  # type: ignore[arg-type]  # forward or backward
         if source is not None:
             note.origin = node_origin(source, prefix)
-            note.block = blocks.around(note.origin.module)
+            note.block = marker.blocks.around(note.origin.module)
         if isinstance(value, Tensor):
             note.shape, note.dtype = tuple(value.shape), value.dtype
         node.meta = {"val": value, "meshwright": note}
-    return Joint(made, flags)
