@@ -5,7 +5,6 @@ torchrun --nproc-per-node 4 examples/hf_llama.py
 
 import os
 import sys
-import sysconfig
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_key_value_heads=2, use_
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
-files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+files = sorted(Path(os.__file__).parent.glob("*.py"))
 text = torch.frombuffer(bytearray(b"\n".join(f.read_bytes() for f in files)), dtype=torch.uint8)
 generator = torch.Generator().manual_seed(0)  # every rank draws the same global batch
 

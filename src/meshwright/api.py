@@ -59,10 +59,10 @@ def parallelize(
     tensor, a tuple (positional), a dict (keyword) or ``(args, kwargs)``. Every rank is given the same batch
     and takes its rows. ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan.
     ``loss(output, batch)`` is needed where the model does not return its loss. ``clip`` is the largest
-    global gradient norm. ``optimizer`` may be several, each of which owns a part of the parameters (Muon for the matrices and
-    AdamW for the rest, say). Learning rates are read from ``param_groups`` at each step, so the user's own
-    scheduler goes on working. ``precision`` is that of the plan if the plan says one, else that of
-    the model.
+    global gradient norm. ``optimizer`` may be several, each of which owns a part of the parameters (Muon for
+    the matrices and AdamW for the rest, say). Learning rates are read from ``param_groups`` at each step, so
+    the user's own scheduler goes on working. ``precision`` is that of the plan if the plan says one, else that
+    of the model.
 
     Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
     in this process. Raises MeshwrightError for what cannot be captured, cut or run.
@@ -87,14 +87,19 @@ def parallelize(
     except MeshwrightError as fault:
         raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
-    return Step(rank_program, engine, optimizer_list(optimizer))
+    passing = frozenset(n for n, _ in model.named_buffers(remove_duplicate=False)) - model.state_dict().keys()
+    return Step(rank_program, engine, optimizer_list(optimizer), passing)
 
 
 class Step:
     """One training step on all ranks: ``loss = step(batch)`` computes gradients, clips and updates the weights."""
 
     def __init__(
-        self, rank_program: RankProgram, engine: _Virtual | _Process, optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        rank_program: RankProgram,
+        engine: _Virtual | _Process,
+        optimizers: Sequence[torch.optim.Optimizer],
+        passing: frozenset[str],
     ) -> None:
         self.rank_program = rank_program
         self.steps = 0
@@ -103,6 +108,7 @@ class Step:
         """The global gradient norm of the last step, before clipping."""
         self._engine = engine
         self._optimizers = optimizers
+        self._passing = passing  # buffers that the model itself leaves out of its state dict
         self._settings = _settings(optimizers, rank_program.program)
 
     @property
@@ -142,8 +148,8 @@ class Step:
         return value
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The whole weights and buffers under the model's own names. All ranks call it together."""
-        return self._engine.full_state_dict()
+        """The whole weights and buffers, named as in ``model.state_dict()``. All ranks call it together."""
+        return {n: t for n, t in self._engine.full_state_dict().items() if n not in self._passing}
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint that any mesh can load, and return its folder. All ranks call it together."""

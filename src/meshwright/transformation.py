@@ -47,7 +47,8 @@ from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding, parse_sharding
 from meshwright.compiler.passes.bucket import bucket
 from meshwright.compiler.passes.lower import lower
-from meshwright.compiler.passes.propagate import Placement, propagate
+from meshwright.compiler.passes.placement import Placement
+from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
 from meshwright.frontend.capture.retrace import Retraced, retrace
@@ -67,18 +68,18 @@ def transform(
 ) -> fx.GraphModule:
     """Partition a graph of ATen (or Meshwright's) ops over a mesh.
 
-    ``mesh`` gives the axes and their sizes, outermost first. ``inputs`` says by placeholder name how inputs lie, as text
-    (``[8@data, 16]``, see :class:`Sharding`); the others are whole on every rank. ``outputs`` says the same
-    by the output's number or the name of its node; the others, and all if it is None, are made whole, with no sum
-    owed. ``sequence`` are axes over which activations whose sums are owed are cut along time.
+    ``mesh`` gives the axes and their sizes, outermost first. ``inputs`` says by placeholder name how inputs lie,
+    as text (``[8@data, 16]``) or as :class:`Sharding`; the others are whole on every rank. ``outputs`` says the
+    same by the output's number or the name of its node; the others, and all if it is None, are made whole, with
+    no sum owed. ``sequence`` are axes over which activations whose sums are owed are cut along time.
     ``example_inputs`` give the shapes of whole inputs where the placeholders have no ``meta["val"]``.
 
     The result takes and gives local tensors, padded where a size does not divide, in the order and nesting of
     ``graph_module``. Every node has an :class:`Annotation` in ``meta["meshwright"]``, with its sharding where it stands
     for a value of the whole program. Tensors that ``graph_module`` keeps as attributes are kept whole.
 
-    Raises MeshwrightError: E0304, E0315 to E0317 for shardings that do not fit, E0330 for unknown names, E0331 for inputs of
-    unknown shape, E0332 for what is no graph of ATen ops, E0251 for random ops.
+    Raises MeshwrightError: E0304, E0315 to E0317 for shardings that do not fit, E0330 for unknown names, E0331 for
+    inputs of unknown shape, E0332 for what is no graph of ATen ops, E0251 for random ops.
     """
     whole = mesh if isinstance(mesh, Mesh) else Mesh(tuple(mesh.items()))
     traced = retrace(graph_module, example_inputs)

@@ -58,3 +58,10 @@ def elsewhere(text: str, folder: Path) -> str:
     text = text.replace(f"{folder}/", "").replace(torch.__version__, torch.__version__.partition("+")[0])
     text = re.sub(r"raised on rank \d+", "raised on rank 0", text)  # the first of several that fail alike
     return re.sub(r"(meshwright-fault-)\d+-\d+", r"\1DATE-TIME", text)
+
+
+def test_the_list_of_pages_is_whole() -> None:
+    listed = (ROOT / "docs" / "errors" / "README.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        title = page.read_text(encoding="utf-8").splitlines()[0].partition(": ")[2]
+        assert f"| [{page.stem}]({page.name}) | {title} |" in listed

@@ -19,7 +19,8 @@ from meshwright.compiler.graph.text_parser import parse_border, parse_graph, par
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.bucket import bucket
 from meshwright.compiler.passes.lower import lower
-from meshwright.compiler.passes.propagate import Placement, propagate
+from meshwright.compiler.passes.placement import Placement
+from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
 

@@ -1,4 +1,4 @@
-"""``meshwright.parallelize`` under real processes: what the user's own loop gave on one device, whatever each rank's seed."""
+"""``meshwright.parallelize`` under real processes gives what one device gave, whatever the ranks' seeds."""
 
 from __future__ import annotations
 

@@ -23,11 +23,12 @@ class Language(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("scale", torch.full((), 2.0), persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
         self.seen += 1
         x = self.embed(tokens)
-        logits = self.head(self.norm(x + self.down(torch.tanh(self.up(x)))))
+        logits = self.head(self.norm(x + self.down(torch.tanh(self.up(x) * self.scale))))
         if labels is None:
             return logits
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}

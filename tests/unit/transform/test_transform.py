@@ -143,7 +143,7 @@ def test_sizes_that_do_not_divide() -> None:
 
 
 def test_attributes_numbers_and_nesting_stay() -> None:
-    """A module that keeps tensors as attributes, takes a number that the graph has as a constant, and returns a dict."""
+    """A module that keeps a tensor as attribute, takes a number besides tensors, and returns a dict."""
 
     class Held(nn.Module):
         def __init__(self) -> None:

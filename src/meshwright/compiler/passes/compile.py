@@ -11,7 +11,8 @@ from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.bucket import bucket
 from meshwright.compiler.passes.layouts import batch_sharding, check_plan, layouts
 from meshwright.compiler.passes.lower import lower
-from meshwright.compiler.passes.propagate import Placement, propagate
+from meshwright.compiler.passes.placement import Placement
+from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
 from meshwright.compiler.plan import Plan

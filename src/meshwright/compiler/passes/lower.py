@@ -20,7 +20,7 @@ from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.compiler.mesh_paths import Step, steps
-from meshwright.compiler.passes.propagate import DECISION, Chosen
+from meshwright.compiler.passes.placement import DECISION, Chosen
 from meshwright.compiler.rules.arguments import unchanged
 from meshwright.compiler.rules.rule import Offset, Shards
 

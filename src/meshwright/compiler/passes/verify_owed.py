@@ -15,7 +15,7 @@ from meshwright.compiler.graph.calls import operand_nodes
 from meshwright.compiler.graph.program import Graph, annotation
 from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import Mesh, Sharding, split
-from meshwright.compiler.passes.propagate import DECISION, Chosen
+from meshwright.compiler.passes.placement import DECISION, Chosen
 
 Owed = frozenset[tuple[str, str]]
 

@@ -82,7 +82,7 @@ def _check_nodes(module: fx.GraphModule) -> None:
         if node.op in ("call_module", "call_method"):
             raise error(
                 "E0332",
-                f"the node '{node.name}' calls the {node.op.removeprefix('call_')} '{node.target}', which is no ATen op",
+                f"'{node.name}' calls the {node.op.removeprefix('call_')} '{node.target}', which is no ATen op",
                 node_origin(node, ""),
                 "give a graph of ATen ops: torch.export.export(module, args).graph_module, or make_fx",
             )

@@ -1,0 +1,104 @@
+"""Rules and decisions of calls, each found once: the calls of repeated blocks are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import fx
+
+from meshwright.compiler.graph.calls import op_call
+from meshwright.compiler.mesh import Mesh, Sharding
+from meshwright.compiler.passes.strategy import Decision, Held, decide
+from meshwright.compiler.rules import rule_of
+from meshwright.compiler.rules.rule import OpCall, Rule
+
+Warn = Callable[[str], None]
+
+
+class Questions:
+    """Answers for one graph on one mesh. ``whole_contractions``: see :func:`propagate`."""
+
+    def __init__(self, mesh: Mesh, sequence: frozenset[str], whole_contractions: bool, warn: Warn) -> None:
+        self._mesh = mesh
+        self._sequence = sequence
+        self._whole = whole_contractions
+        self._warn = warn
+        self._rules: dict[Hashable, Rule] = {}
+        self._decisions: dict[Hashable, Decision] = {}
+
+    def rule(self, call: OpCall) -> Rule:
+        """The rule of a call; an op without one needs whole operands, and the user is told."""
+        key = _key(call)
+        if key not in self._rules:
+            rule = rule_of(call)
+            if rule is None:
+                self._warn(f"no rule for {call.name}: it runs on whole operands")
+            self._rules[key] = rule or whole_rule(call)
+        return self._rules[key]
+
+    def decision(
+        self,
+        call: OpCall,
+        held: tuple[Held, ...],
+        wanted: tuple[Sharding | None, ...] = (),
+        keep_storage: bool = False,
+    ) -> Decision:
+        """How a call is cut whose operands lie so; see :func:`decide`."""
+        lies = tuple((h.sharding, tuple(sorted(h.priority.items())), h.bytes) for h in held)
+        key = (_key(call), lies, wanted, keep_storage)
+        if key not in self._decisions:
+            self._decisions[key] = decide(
+                self.rule(call),
+                held,
+                self._mesh,
+                wanted=wanted,
+                sequence=self._sequence,
+                regroups=is_sum(call) or (len(call.operands) == 1 and not call.pointwise),
+                keep_storage=keep_storage,
+                whole=self._whole and call.name.startswith("meshwright.einsum"),
+            )
+        return self._decisions[key]
+
+
+def whole_rule(call: OpCall) -> Rule:
+    """The rule of an op that has none: every dim of every operand is needed entire."""
+    sizes: dict[str, int] = {}
+
+    def dims(shape: tuple[int, ...], mark: str) -> tuple[tuple[str, ...], ...]:
+        names = tuple(f"{mark}_{d}" for d in range(len(shape)))
+        sizes.update(zip(names, shape, strict=True))
+        return tuple((n,) for n in names)
+
+    operands = tuple(dims(t.shape, f"in{i}") for i, t in enumerate(call.operands))
+    results = tuple(None if t is None else dims(t.shape, f"out{i}") for i, t in enumerate(call.results))
+    return Rule(sizes, operands, results, whole=frozenset(sizes))
+
+
+def call_of(node: fx.Node) -> OpCall:
+    """The call that a node makes; it must be one of an op."""
+    call = op_call(node)
+    assert call is not None, f"{node.format_node()} calls no op"
+    return call
+
+
+def is_sum(call: OpCall) -> bool:
+    """Whether the call adds two tensors of the same type, as they are."""
+    types = {*call.operands, *call.results}
+    return (
+        call.name == "aten.add.Tensor"
+        and len(call.operands) == 2
+        and len(types) == 1
+        and call.kwargs.get("alpha", 1) == 1
+    )
+
+
+def _key(call: OpCall) -> Hashable:
+    """What makes two calls the same question: the op and its arguments, tensors by their types."""
+
+    def freeze(value: Any) -> Hashable:
+        if isinstance(value, (list, tuple)):
+            return tuple(freeze(v) for v in value)
+        return (type(value), value) if isinstance(value, (bool, int, float)) else value
+
+    return call.name, freeze(call.args), tuple((k, freeze(v)) for k, v in call.kwargs.items())
