@@ -50,13 +50,6 @@ def batch_by_rows(rows: Rows, program: StepProgram) -> Feed:
 
 def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
     """Refuse a batch that has not just the tensors of the program, in its shapes. Raises MeshwrightError E0608."""
-    for name in batch:
-        if name not in program.batch:
-            raise error(
-                "E0608",
-                f"the batch has a tensor '{name}', which the step was compiled without",
-                action=suggestion(name, program.batch),
-            )
     for name, spec in program.batch.items():
         if name not in batch:
             raise error("E0608", f"the batch has no '{name}'", action=suggestion(name, batch))
@@ -72,4 +65,11 @@ def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
                 "E0608",
                 f"'{name}' of the batch has the shape {list(shape)}, the step was compiled for {list(spec.shape)}",
                 action="give the whole global batch in that shape, or compile for this one",
+            )
+    for name in batch:
+        if name not in program.batch:
+            raise error(
+                "E0608",
+                f"the batch has a tensor '{name}', which the step was compiled without",
+                action=suggestion(name, program.batch),
             )

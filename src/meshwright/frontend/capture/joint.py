@@ -22,6 +22,7 @@ from meshwright.compiler.graph.program import Annotation
 from meshwright.frontend.capture.lowering import LOWERINGS, Site
 from meshwright.frontend.capture.lowering.site import Folded
 from meshwright.frontend.capture.origins import Blocks, node_origin
+from meshwright.frontend.capture.writes import without_writes
 
 SKIPPED = {
     "aten._assert_tensor_metadata",
@@ -235,6 +236,7 @@ def trace_joint(
     leaves = [p.detach().requires_grad_(t) for p, t in zip(parameters, trainable, strict=True)]
     made = trace(step, leaves, others)
     describe(made.graph, marker, prefix)
+    without_writes(made.graph)
     return Joint(made, flags)
 
 
