@@ -217,6 +217,25 @@ def test_a_pass_that_breaks_a_shape_is_found_out() -> None:
         meshwright.transform(torch.export.export(module, (x,)).graph_module, mesh=MESH, inputs=CUT, passes=[halve])
 
 
+def test_a_traced_gradient() -> None:
+    """A graph that somebody traced with forward and backward in it; the formula of the norm writes into a tensor."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        w = w.detach().requires_grad_()
+        loss = F.normalize(x @ w, dim=-1)[:, 0].sum()
+        (gradient,) = torch.autograd.grad(loss, (w,))
+        return loss.detach(), gradient
+
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    graph = make_fx(function)(x, w)
+    before = graph.code
+    local = meshwright.transform(graph, mesh=MESH, inputs={"x_1": "[6@data, 4@tensor]", "w_1": "[4@tensor, 3]"})
+    for got, right in zip(run(local, MESH, {"x": x, "w": w}), function(x, w), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-12, atol=1e-12)
+    assert graph.code == before
+
+
 def refused(inputs: Mapping[str, Any], **options: Any) -> Diagnostic:
     module, x = mlp()
     given: dict[str, Any] = {"graph_module": torch.export.export(module, (x,)).graph_module, "mesh": MESH, **options}

@@ -22,9 +22,6 @@ from meshwright.compiler.mesh import Mesh, Segment
 BYTES = 32 * 2**20
 """The most that one message carries, of local bytes: enough to hide the latency, little beside a block."""
 
-_EARLY = {collectives.all_gather}
-"""Placed where the first member stands; the others where the last one stands."""
-
 
 @dataclass(frozen=True)
 class _Key:
@@ -35,6 +32,8 @@ class _Key:
     reduction: str
     dtype: Any
     where: tuple[str, str]
+    early: bool
+    """Placed where the first member stands (weights gathered for use), else where the last one does."""
 
 
 def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
@@ -42,7 +41,7 @@ def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
     graph = local.module.graph
     order = {n: i for i, n in enumerate(graph.nodes)}
     for key, nodes in _runs(graph.nodes, mesh):
-        for members in _buckets(nodes, order, key.target in _EARLY, limit):
+        for members in _buckets(nodes, order, key.early, limit):
             if len(members) > 1:
                 _join(graph, key, members, order)
     graph.lint()
@@ -58,7 +57,7 @@ def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node
         key = _key(node, mesh)
         if key is None:
             continue
-        kind = (key.target, key.axes, key.reduction, key.dtype)
+        kind = (key.target, key.axes, key.reduction, key.dtype, key.early)
         if kind not in current or current[kind][0].where != key.where:
             current[kind] = (key, [])
             runs.append(current[kind])
@@ -73,14 +72,16 @@ def _key(node: fx.Node, mesh: Mesh) -> _Key | None:
     source = node.all_input_nodes[0]
     where = (note.phase, note.block)
     dtype = source.meta["val"].dtype
+    early = node.target is collectives.all_gather and any(u.op != "output" for u in node.users)
+    arguments: tuple[Any, ...] = node.args
     if node.target is collectives.all_reduce:
-        axes, reduction = node.args[1], node.args[2]
-        return None if reduction == "logsumexp" else _Key(node.target, axes, str(reduction), dtype, where)  # type: ignore[arg-type]
-    dim, axes = node.args[1], node.args[2]
-    size = node.args[3] if node.target is collectives.all_gather else source.meta["val"].shape[dim]
-    if len(axes) > 1 and Segment(size, axes).padded(mesh):  # type: ignore[arg-type]
-        return None
-    return _Key(node.target, axes, "", dtype, where)  # type: ignore[arg-type]
+        _, axes, reduction = arguments
+        return None if reduction == "logsumexp" else _Key(node.target, axes, reduction, dtype, where, early)
+    dim, axes = arguments[1:3]
+    size = arguments[3] if node.target is collectives.all_gather else source.meta["val"].shape[dim]
+    if len(axes) > 1 and Segment(size, axes).padded(mesh):
+        return None  # padding within stands at the end of every outer chunk, so it goes axis by axis
+    return _Key(node.target, axes, "", dtype, where, early)
 
 
 def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit: int) -> Iterator[list[fx.Node]]:
@@ -105,7 +106,7 @@ def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit
 
 def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Node, int]) -> None:
     inputs = [m.all_input_nodes[0] for m in members]
-    place = members[0] if key.target in _EARLY else members[-1]
+    place = members[0] if key.early else members[-1]
     with graph.inserting_before(place):
         if key.target is collectives.all_gather:
             args: tuple[Any, ...] = (inputs, [m.args[1] for m in members], key.axes, [m.args[3] for m in members])

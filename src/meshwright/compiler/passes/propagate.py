@@ -84,21 +84,20 @@ class _Propagation:
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             return (self._place_item(node),)
         call, sources = call_of(node), operand_nodes(node)
-        as_made = [self._only(s) for s in sources]
+        operands = [self.moves.paid(self._only(s)) for s in sources]
         if call.name == "meshwright.total.default":
-            scalars = [self.moves.paid(p) for p in as_made]
-            total = total_by_groups(self.new, call, node, scalars, self.moves, lambda n, s: _annotate(n, node, s))
+            total = total_by_groups(self.new, call, node, operands, self.moves, lambda n, s: _annotate(n, node, s))
             if total is not None:
                 return (total,)
         alone = len(node.users) == 1
         if is_sum(call):
-            first, second = as_made
+            first, second = operands
             found = regrouped(first, second, lambda a, b: self._place_sum(node, call, a, b))
             if found is not None:
                 return (found if alone else replace(found, terms=None),)
-        made = self._place_op(node, call, sources, [self.moves.paid(p) for p in as_made])
+        made = self._place_op(node, call, sources, operands)
         if is_sum(call) and alone and made[0] is not None:
-            return (replace(made[0], terms=terms_of(as_made)),)
+            return (replace(made[0], terms=terms_of(operands)),)
         return made
 
     def _place_op(

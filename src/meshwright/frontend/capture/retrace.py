@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from meshwright.frontend.capture.contractions import rewrite_contractions
 from meshwright.frontend.capture.joint import Interpreter, Marker, describe
 from meshwright.frontend.capture.origins import Blocks, node_origin
 from meshwright.frontend.capture.tidy import tidy
+from meshwright.frontend.capture.writes import without_writes
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def retrace(module: fx.GraphModule, example_inputs: Sequence[Any] | None = None)
     random numbers, and E0257 for one that cannot be traced.
     """
     _check_nodes(module)
+    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    without_writes(module.graph)
     given = _inputs(module, example_inputs)
     names = [name for name, value in given.items() if isinstance(value, Tensor)]
     fakes = [fake_tensor(given[n].shape, given[n].dtype) for n in names]
