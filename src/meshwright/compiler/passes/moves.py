@@ -14,7 +14,7 @@ from meshwright.compiler.graph.redistribute import redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
 from meshwright.compiler.mesh_paths import steps
 from meshwright.compiler.passes.placement import Placed
-from meshwright.compiler.passes.strategy import Priority
+from meshwright.compiler.passes.proposals import Priority
 
 
 class Moves:

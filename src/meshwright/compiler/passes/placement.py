@@ -9,7 +9,8 @@ from torch import fx
 
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.mesh import Sharding
-from meshwright.compiler.passes.strategy import Decision, Priority
+from meshwright.compiler.passes.proposals import Priority
+from meshwright.compiler.passes.strategy import Decision
 from meshwright.compiler.rules.rule import OpCall, Rule
 
 DECISION = "meshwright_decision"

@@ -18,8 +18,8 @@ from meshwright.compiler.graph.program import Graph, Value, annotation
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.moves import Moves
 from meshwright.compiler.passes.placement import DECISION, Chosen, Placed, Placement
+from meshwright.compiler.passes.proposals import Held, Priority
 from meshwright.compiler.passes.questions import Questions, Warn, call_of, is_sum
-from meshwright.compiler.passes.strategy import Held, Priority
 from meshwright.compiler.passes.sums import regrouped, terms_of, total_by_groups
 from meshwright.compiler.passes.wanted import wanted_shardings
 from meshwright.compiler.rules.arguments import unchanged

@@ -9,7 +9,8 @@ from torch import fx
 
 from meshwright.compiler.graph.calls import op_call
 from meshwright.compiler.mesh import Mesh, Sharding
-from meshwright.compiler.passes.strategy import Decision, Held, decide
+from meshwright.compiler.passes.proposals import Held
+from meshwright.compiler.passes.strategy import Decision, decide
 from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.rule import OpCall, Rule
 

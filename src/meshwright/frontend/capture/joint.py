@@ -21,7 +21,7 @@ from meshwright.compiler.graph.adapter import HigherOrderOperator, is_mutable, i
 from meshwright.compiler.graph.program import Annotation
 from meshwright.frontend.capture.lowering import LOWERINGS, Site
 from meshwright.frontend.capture.lowering.site import Folded
-from meshwright.frontend.capture.origins import Blocks, node_origin
+from meshwright.frontend.capture.origins import Blocks, error_origin, node_origin
 from meshwright.frontend.capture.writes import without_writes
 
 SKIPPED = {
@@ -227,7 +227,7 @@ def trace_joint(
             interpreter.mark_backward()
             marker.switch(None, "backward")
             one = torch.full((), 1.0, dtype=loss.dtype)  # not ones_like, which would wait for the loss
-            grads = list(torch.autograd.grad(loss, wanted, one, allow_unused=True))
+            grads = _gradients(loss, wanted, one)
         flags.extend(g is not None for g in grads)
         given = [g if reduce is None else g.to(reduce) for g in grads if g is not None]
         marker.switch(None)
@@ -238,6 +238,18 @@ def trace_joint(
     describe(made.graph, marker, prefix)
     without_writes(made.graph)
     return Joint(made, flags)
+
+
+def _gradients(loss: Tensor, wanted: list[Tensor], seed: Tensor) -> list[Tensor | None]:
+    try:
+        return list(torch.autograd.grad(loss, wanted, seed, allow_unused=True))
+    except RuntimeError as failure:
+        raise error(
+            "E0257",
+            f"the loss cannot be differentiated: {str(failure).splitlines()[0][:300]}",
+            error_origin(failure.__traceback__),
+            "give every custom operator a gradient with torch.library.register_autograd",
+        ) from failure
 
 
 def describe(graph: fx.Graph, marker: Marker, prefix: str) -> None:
