@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from meshwright.compiler.graph.adapter import OpOverload
-from meshwright.compiler.graph.calls import overload_name
+from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.functions import COLLECTIVES
 
 VIEWS = ("shard", "fill_padding", "owe")

@@ -7,16 +7,19 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
+from torch._decomp import core_aten_decompositions
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.compiler.graph.fake import fake_mode
+from meshwright.compiler.rules import has_rule
 
 __all__ = [
     "HigherOrderOperator",
@@ -27,6 +30,7 @@ __all__ = [
     "is_random",
     "lifted_constants",
     "mark_stepped",
+    "overload_name",
     "trace",
     "traced_graph",
     "user_stack_traces",
@@ -35,11 +39,27 @@ __all__ = [
 
 
 def trace(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
-    """The ATen graph of ``function`` on fake tensors, below autograd: ``torch.autograd.grad`` may be called in it."""
+    """The ATen graph of ``function`` on fake tensors, below autograd: ``torch.autograd.grad`` may be called in it.
+
+    An op that has no rule, but a decomposition into core ops, is decomposed.
+    """
     with fake_mode():
-        made = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
+        made = make_fx(function, _without_rules(), tracing_mode="real", _allow_non_fake_inputs=True)(*args)
     assert isinstance(made, fx.GraphModule)
     return made
+
+
+@cache
+def _without_rules() -> dict[OpOverload, Callable[..., Any]]:
+    table = core_aten_decompositions()
+    ops = [op for op in table if isinstance(op, OpOverload)]
+    return {op: table[op] for op in ops if not has_rule(overload_name(op), torch.Tag.pointwise in op.tags)}
+
+
+def overload_name(target: OpOverload) -> str:
+    """``torch.ops.aten.add.Tensor`` -> ``aten.add.Tensor``."""
+    schema = target._schema
+    return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
 
 
 def traced_graph() -> fx.Graph:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
+from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.rules.rule import LocalCall, Offset, OpCall, Operand, TensorType
 
@@ -24,12 +24,6 @@ def overload(name: str) -> OpOverload:
     found = getattr(getattr(getattr(torch.ops, namespace), op), variant)
     assert isinstance(found, OpOverload)
     return found
-
-
-def overload_name(target: OpOverload) -> str:
-    """``torch.ops.aten.add.Tensor`` -> ``aten.add.Tensor``."""
-    schema = target._schema
-    return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
 
 
 def op_call(node: fx.Node) -> OpCall | None:

@@ -73,7 +73,8 @@ def whole_rule(call: OpCall) -> Rule:
 
     operands = tuple(dims(t.shape, f"in{i}") for i, t in enumerate(call.operands))
     results = tuple(None if t is None else dims(t.shape, f"out{i}") for i, t in enumerate(call.results))
-    return Rule(sizes, operands, results, whole=frozenset(sizes))
+    # nothing is known of the kernel, so it gets what it would get on one device: whole and contiguous
+    return Rule(sizes, operands, results, whole=frozenset(sizes), dense=frozenset(range(len(operands))))
 
 
 def call_of(node: fx.Node) -> OpCall:

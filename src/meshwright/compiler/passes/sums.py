@@ -15,9 +15,8 @@ from meshwright.compiler.graph.calls import overload
 from meshwright.compiler.mesh import Sharding
 from meshwright.compiler.passes.moves import Moves
 from meshwright.compiler.passes.placement import DECISION, Chosen, Placed
-from meshwright.compiler.passes.questions import whole_rule
 from meshwright.compiler.passes.strategy import Decision
-from meshwright.compiler.rules.rule import OpCall
+from meshwright.compiler.rules.rule import OpCall, Rule
 
 Add = Callable[[Placed, Placed], Placed]
 """Puts the sum of two values into the graph."""
@@ -58,7 +57,7 @@ def total_by_groups(
         made = graph.call_function(overload(call.name), ([m.node for m in members],))
         annotate(made, sharding)
         whole = Decision({}, (sharding,) * len(members), (sharding,), {})
-        made.meta[DECISION] = Chosen(call, whole_rule(call), whole)
+        made.meta[DECISION] = Chosen(call, Rule({}, ((),) * len(members), ((),)), whole)
         return Placed(made, sharding, {})
 
     parts = [moves.move(total(members, s), s.paid(), node) for s, members in groups.items()]

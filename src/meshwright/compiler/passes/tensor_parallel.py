@@ -33,7 +33,7 @@ class TensorCut:
 
     def plans(self, mesh: Mesh, parameters: Iterable[str]) -> tuple[ParameterPlan, ...]:
         """One entry per kind of parameter: names that differ in block numbers alone share one."""
-        exact = {name: self._sharding(name, mesh) for name in parameters}
+        exact = {name: self._sharding(name, mesh) for name in parameters if name in self.dims}
         kinds: dict[str, list[str]] = {}
         for name in exact:
             kinds.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)

@@ -19,6 +19,12 @@ def _load() -> None:
         importlib.import_module(f"{__name__}.{module.name}")
 
 
+def has_rule(name: str, pointwise: bool = False) -> bool:
+    """Whether there is a rule for the op of that name; ``pointwise``: ATen tags it so."""
+    _load()
+    return pointwise or name in REGISTRY or name.rpartition(".")[0] in REGISTRY
+
+
 def rule_of(call: OpCall) -> Rule | None:
     """The rule of the op, or None when it has none (it then runs with whole operands).
 

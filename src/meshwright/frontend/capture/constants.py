@@ -53,6 +53,8 @@ def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     A mask is the same for every sample and head. So a dim along which nothing changes is kept as a view of stride
     0, and a pointwise op on such views is computed once: 16 masks of 8192 x 8192 cost what one costs.
     """
+    if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        target = torch.ops.aten.reshape.default  # the strides of what is computed here are its own
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
     pointwise = torch.Tag.pointwise in target.tags or str(target).split(".")[1] in UNTAGGED
     if not pointwise or not shapes:

@@ -17,8 +17,10 @@ from torch.export import ExportedProgram
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
 from meshwright.compiler.graph.adapter import is_mutable, user_stack_traces, without_export_chatter
 from meshwright.compiler.graph.fake import fake_tensor
+from meshwright.frontend.capture.attributes import DataIsDetached, buffers_written
 from meshwright.frontend.capture.batch import Call, Step, replace
 from meshwright.frontend.capture.origins import error_origin, is_users, node_origin
+from meshwright.frontend.capture.regions import mark_constants
 from meshwright.frontend.capture.stand_in import cast, stand_ins
 
 PREFIX = "model"
@@ -50,10 +52,13 @@ def _export(
         without_export_chatter(),
         user_stack_traces(is_users),
         _no_opaque_gradients(),
+        buffers_written(),
+        DataIsDetached(),
     ):
         program = torch.export.export(step, fake_call.args, fake_call.kwargs, strict=False)
         _check_sizes(program)
         if any(_writes(node) for module in _graphs(program.graph_module) for node in module.graph.nodes):
+            mark_constants(program, PREFIX)
             program = program.run_decompositions({})
     return program
 

@@ -106,6 +106,8 @@ class Interpreter:
                 return lowering(site, *args, **kwargs)
             if target in (torch.ops.aten.detach_.default, torch.ops.aten.lift_fresh_copy.default):
                 return args[0]
+            if target is torch.ops.meshwright.constant.default:
+                return args[0].detach()
             _check(target, place)
             return target(*args, **kwargs)
         except MeshwrightError:

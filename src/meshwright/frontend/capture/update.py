@@ -150,7 +150,8 @@ def _discover_state(plan: _Plan) -> None:
             name = f"{parameter.name}/{entry}"
             found_state = after[f"{model}/{entry}"]
             # counters in double precision: 1 - 0.999**step in fp32 is wrong in the fifth digit
-            scalar = found_state.dim() == 0 and found_state.dtype.is_floating_point
+            counts = entry == "step" or bool(parameter.spec.shape)  # a moment of a 0-dim parameter is no counter
+            scalar = counts and found_state.dim() == 0 and found_state.dtype.is_floating_point
             dtype = torch.float64 if scalar else found_state.dtype
             plan.state[name] = TensorSpec(tuple(found_state.shape), dtype)
             plan.state_init[name] = value

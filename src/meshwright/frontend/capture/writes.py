@@ -11,8 +11,7 @@ import torch
 from torch import fx
 
 from meshwright.compiler.diagnostics import error
-from meshwright.compiler.graph.adapter import OpOverload, is_mutable
-from meshwright.compiler.graph.calls import overload_name
+from meshwright.compiler.graph.adapter import OpOverload, is_mutable, overload_name
 from meshwright.compiler.graph.program import annotation
 
 

@@ -1,4 +1,7 @@
-"""Registration of Meshwright's ops: schema, kernel, fake kernel and gradient in one call each."""
+"""Registration of Meshwright's ops: schema, kernel, fake kernel and gradient in one call each.
+
+``constant`` marks, during capture alone, a value through which no gradient flows.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,6 @@ def register(schema: str, kernel: Kernel, fake: Kernel) -> None:
 def differentiate(name: str, backward: Kernel, setup_context: Kernel) -> None:
     """Give the op ``name`` its gradient; ``backward`` calls registered ops, so that it traces."""
     torch.library.register_autograd(f"meshwright::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+
+
+register("constant(Tensor x) -> Tensor", lambda x: x.clone(), torch.empty_like)

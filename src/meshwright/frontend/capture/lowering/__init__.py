@@ -16,6 +16,7 @@ from meshwright.frontend.capture.lowering import (
     mean,
     normalisation,
     random,
+    views,
 )
 from meshwright.frontend.capture.lowering.site import LOWERINGS, Site
 
@@ -32,4 +33,5 @@ __all__ = [
     "mean",
     "normalisation",
     "random",
+    "views",
 ]

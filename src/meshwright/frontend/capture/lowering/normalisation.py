@@ -114,3 +114,20 @@ def group_norm(
     made = made if weight is None else made * _by_channel(weight, x)
     made = made if bias is None else made + _by_channel(bias, x)
     return made.to(x.dtype)
+
+
+@lowers(aten._weight_norm.default)
+def weight_norm(site: Site, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return _weight_and_norm(v, g, dim)[0]
+
+
+@lowers(aten._weight_norm_interface.default)
+def weight_norm_interface(site: Site, v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    return _weight_and_norm(v, g, dim)
+
+
+def _weight_and_norm(v: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """``v`` scaled to the norms ``g``, which are taken over all dims but ``dim`` (-1: over all)."""
+    others = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
+    norm = (v * v).sum(others, keepdim=True).sqrt()
+    return v * (g / norm), norm
