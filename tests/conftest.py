@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # before torch is imported: several processes share the cores, and small tensors gain nothing from threads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files shall be renewed instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def imports_forgotten(tmp_path: Path) -> Iterator[None]:
+    """Modules that a test imports from its own folder are not those of the next test, whatever their names."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

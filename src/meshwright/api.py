@@ -19,6 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.arguments import (
+    checked_clip,
+    checked_loss,
+    checked_model,
+    checked_optimizers,
+    checked_plan,
+    checked_precision,
+    checked_seed,
+    checked_virtual,
+)
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.adapter import mark_stepped
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
@@ -29,7 +39,6 @@ from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, tensors
-from meshwright.frontend.capture.twin import optimizer_list
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
@@ -48,7 +57,7 @@ def parallelize(
     plan: str | Path | Plan = "fsdp",
     loss: Callable[..., Any] | None = None,
     clip: float | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     virtual: int | None = None,
     seed: int = 0,
@@ -61,19 +70,22 @@ def parallelize(
     ``loss(output, batch)`` is needed where the model does not return its loss. ``clip`` is the largest
     global gradient norm. ``optimizer`` may be several, each of which owns a part of the parameters (Muon for
     the matrices and AdamW for the rest, say). Learning rates are read from ``param_groups`` at each step, so
-    the user's own scheduler goes on working. ``precision`` is that of the plan if the plan says one, else that
-    of the model.
+    the user's own scheduler goes on working. ``precision`` is a Precision or the name of the dtype to compute in
+    (``"bf16"``, with weights in fp32); if None, that of the plan if the plan says one, else that of the model.
+    ``batch_dims`` says by name which dim of a tensor is the batch, where it cannot be seen.
 
     Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
     in this process. Raises MeshwrightError for what cannot be captured, cut or run.
     """
-    if virtual is not None and virtual < 1:
-        raise error("E0601", f"virtual={virtual} is no number of ranks", None, "use virtual=N with N of at least 1")
+    model, optimizers, plan = checked_model(model), checked_optimizers(optimizer), checked_plan(plan)
+    clip, precision = checked_clip(clip), checked_precision(precision)
+    seed, virtual = checked_seed(seed), checked_virtual(virtual)
+    checked_loss(loss)
     ranks = virtual or _join_group()
     given = _given(plan)
     if given is not None and precision is None:
         precision = given.plan.precision
-    program = capture(model, batch, optimizer, loss, clip, batch_dims=batch_dims, precision=precision)
+    program = capture(model, batch, optimizers, loss, clip, batch_dims=batch_dims, precision=precision)
     made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
     if made.mesh.ranks != ranks:
         raise error(
@@ -88,7 +100,7 @@ def parallelize(
         raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
     passing = frozenset(n for n, _ in model.named_buffers(remove_duplicate=False)) - model.state_dict().keys()
-    return Step(rank_program, engine, optimizer_list(optimizer), passing)
+    return Step(rank_program, engine, optimizers, passing)
 
 
 class Step:
@@ -117,7 +129,11 @@ class Step:
         return self.rank_program.plan
 
     def __call__(self, batch: Any) -> Tensor:
-        """Run one step on a whole global batch. Returns its loss, the same on every rank (float64, shape [])."""
+        """Run one step on a whole global batch. Returns its loss, the same on every rank (float64, shape []).
+
+        The step has done what ``loss.backward()`` and ``optimizer.step()`` would: the loss is a plain number
+        without a graph behind it.
+        """
         found = tensors(as_call(batch))
         self._check_groups()
         scalars = {n: float(self._group(n)) for n in self.rank_program.program.scalars}

@@ -38,9 +38,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("imports_forgotten")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_example_gives_what_the_page_shows(
-    path: Path, prepared: Path, tmp_path: Path, update_golden: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    prepared: Path,
+    tmp_path: Path,
+    update_golden: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    imports_forgotten: None,
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # the folder of a factory is added to it
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)

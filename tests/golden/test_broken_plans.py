@@ -44,9 +44,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("imports_forgotten")
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_broken_input_is_told(
-    path: Path, prepared: Path, tmp_path: Path, update_golden: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    prepared: Path,
+    tmp_path: Path,
+    update_golden: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    imports_forgotten: None,
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # a factory's folder is added to it
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)

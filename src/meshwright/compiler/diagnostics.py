@@ -105,3 +105,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if found:
         return f"did you mean '{found}'?"
     return "known: " + ", ".join(names) if names else ""
+
+
+def input_name(path: str) -> str:
+    """A tensor of the batch as a person would name it: ``positional input 0``, ``'tokens'``, ``'images.left'``."""
+    head, _, rest = path.partition(".")
+    if not head.isdigit():
+        return f"'{path}'"
+    return f"'{rest}' of positional input {head}" if rest else f"positional input {head}"

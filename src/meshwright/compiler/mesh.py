@@ -228,8 +228,11 @@ def split(dim: Dim, sizes: tuple[int, ...], mesh: Mesh) -> tuple[Dim, ...] | Non
             queue.insert(0, cut[1])
             need = 1
         result.append(tuple(parts))
-    if any(s.size > 1 or s.axes for s in queue):
+    if any(s.size > 1 for s in queue):
         return None
+    if result and any(s.axes for s in queue):
+        # segments of one element may be cut as well: their first rank has it, the others padding
+        result[-1] = (*result[-1], *queue)
     return tuple(result)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from meshwright.compiler.analysis.bounds import Bound, index_bounds
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
@@ -49,7 +51,10 @@ def batch_by_rows(rows: Rows, program: StepProgram) -> Feed:
 
 
 def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
-    """Refuse a batch that has not just the tensors of the program, in its shapes. Raises MeshwrightError E0608."""
+    """Refuse a batch that has not just the tensors of the program, in its shapes, with indices that exist.
+
+    Raises MeshwrightError E0608, and E0613 for indices.
+    """
     for name, spec in program.batch.items():
         if name not in batch:
             raise error("E0608", f"the batch has no '{name}'", action=suggestion(name, batch))
@@ -73,3 +78,26 @@ def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
                 f"the batch has a tensor '{name}', which the step was compiled without",
                 action=suggestion(name, program.batch),
             )
+    _check_indices(batch, program)
+
+
+def _check_indices(batch: Mapping[str, Tensor], program: StepProgram) -> None:
+    """Refuse indices of rows and classes that the model does not have. Raises MeshwrightError E0613."""
+    bounds = _BOUNDS.get(program.micro.module)
+    if bounds is None:
+        bounds = _BOUNDS.setdefault(program.micro.module, index_bounds(program))
+    for name, bound in bounds.items():
+        values = batch[name]
+        for ignored in bound.ignored:
+            values = values[values != ignored]
+        wrong = values[(values < 0) | (values >= bound.size)]
+        if len(wrong):
+            raise error(
+                "E0613",
+                f"'{name}' of the batch holds {int(wrong[0])}, the model has rows or classes 0 to {bound.size - 1}",
+                action="check the vocabulary size of the model, and the index that marks what is left out",
+            )
+
+
+_BOUNDS: MutableMapping[fx.GraphModule, dict[str, Bound]] = WeakKeyDictionary()
+"""By graph: found once, for every batch is checked."""

@@ -34,7 +34,9 @@ class Call:
 
 
 def mismatch(first: int, first_call: object, second: int, second_call: object) -> MeshwrightError:
-    """E0604: two ranks of one group have called different collectives."""
+    """E0604: two ranks of one group have called different collectives; told in the order of ranks."""
+    if first > second:
+        first, first_call, second, second_call = second, second_call, first, first_call
     return error(
         "E0604",
         f"rank {first} calls {first_call}, but rank {second} calls {second_call}",

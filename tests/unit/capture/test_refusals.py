@@ -167,3 +167,9 @@ def test_an_operator_without_a_gradient_is_told() -> None:
     (found,) = caught.value.diagnostics
     assert found.code == "E0257" and "meshwright_tests.doubled" in found.message
     assert "register_autograd" in found.action
+
+
+def test_recurrent_layers() -> None:
+    layer = nn.LSTM(3, 3, batch_first=True)
+    found = refusal(lambda x: layer(x.unsqueeze(1))[0].sum())
+    assert found.code == "E0257" and "'lstm' is a fused recurrent layer" in found.message

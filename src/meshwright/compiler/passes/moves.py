@@ -9,12 +9,14 @@ from typing import Any
 from torch import fx
 
 from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph.calls import op_call
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.graph.redistribute import redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
 from meshwright.compiler.mesh_paths import steps
 from meshwright.compiler.passes.placement import Placed
 from meshwright.compiler.passes.proposals import Priority
+from meshwright.compiler.rules import rule_of
 
 
 class Moves:
@@ -76,6 +78,14 @@ def _shared_by(user: fx.Node, storage: bool) -> str:
 def _coupled(node: fx.Node, user: fx.Node) -> Exception:
     target: Any = user.target
     name = getattr(target, "overloadpacket", getattr(target, "__name__", target))
+    call = op_call(user)
+    if call is not None and rule_of(call) is None:
+        return error(
+            "E0305",
+            f"{name} has no rule, so it runs on whole operands, and the step cannot be cut into microbatches",
+            annotation(user).origin,
+            "use microbatches = 1, replace the operation, or write a rule for it (docs/add-an-op.md)",
+        )
     return error(
         "E0305",
         f"{name} needs the whole batch at once, so the step cannot be cut into microbatches",

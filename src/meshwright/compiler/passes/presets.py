@@ -16,6 +16,7 @@ One axis may leave its size out; it takes the ranks that the others leave.
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -68,39 +69,65 @@ def _parse(text: str, ranks: int | None) -> tuple[dict[str, int], dict[str, int]
     sizes: dict[str, int] = {}
     flags: dict[str, int] = {}
     open_word = ""
-    for item in (i.strip() for i in text.replace("*", ",").split(",") if i.strip()):
-        word, _, number = (p.strip() for p in item.partition("="))
-        if word not in _AXES and word not in _FLAGS:
-            raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
+    for item in _items(text):
+        word, number = _word_and_number(item)
         if word in sizes or word in flags or (word in _AXES and _AXES[word] in {_AXES[w] for w in sizes}):
             raise error("E0307", f"the preset '{text}' names the axis of '{word}' twice", None, "name each axis once")
-        if number and (not number.isdigit() or int(number) < 1):
-            raise error("E0307", f"'{item}' needs a positive whole number", None, f"write {word}=2, say")
         if word in _FLAGS:
-            if word == "micro" and not number:
-                raise error("E0307", "'micro' needs the number of microbatches", None, "write micro=4, say")
-            flags[word] = int(number or 1)
+            flags[word] = number
         elif number:
-            sizes[word] = int(number)
+            sizes[word] = number
         else:
             if open_word:
                 raise error("E0307", f"both '{open_word}' and '{word}' leave their sizes out", None, "give one a size")
             open_word = word
             sizes[word] = 0
     if not sizes:
-        raise error("E0307", f"the preset '{text}' names no axis", None, "write fsdp, or ddp=2,tp=2")
-    given = math.prod(n for n in sizes.values() if n)
-    if open_word:
-        if ranks is None or ranks % given:
-            raise error(
-                "E0307",
-                f"'{open_word}' has no size and {ranks or 'unknown'} ranks do not give one",
-                None,
-                f"write {open_word}=2, say",
-            )
-        sizes[open_word] = ranks // given
-    elif ranks is not None and given != ranks:
-        raise error("E0307", f"the preset '{text}' is for {given} ranks, not {ranks}", None, f"use --ranks {given}")
+        flag_words = [f"micro={flags['micro']}" if flag == "micro" else flag for flag in flags]
+        words = ",".join(["tp" if "sp" in flags else "fsdp", *flag_words])
+        action = f"write {words}" if flags else "write fsdp, or ddp=2,tp=2"
+        raise error("E0307", f"the preset '{text}' names no axis", None, action)
+    _fit(text, sizes, open_word, ranks)
     if "sp" in flags and "tp" not in sizes:
         raise error("E0307", "'sp' needs 'tp': it cuts activations over the tensor axis", None, "add tp=2, say")
     return sizes, flags
+
+
+def _items(text: str) -> list[str]:
+    """The words of a preset, each with its number if it has one. Raises E0307 if no comma is between two."""
+    items = [item for item in (re.sub(r"\s*=\s*", "=", i.strip()) for i in re.split("[,*]", text)) if item]
+    parts = [part for item in items for part in re.split(r"[\s;+&]+", item) if part]
+    if parts != items:
+        message = f"words of the preset '{text}' are not separated by commas"
+        raise error("E0307", message, None, f"write {','.join(parts)}" if parts else "write fsdp, or ddp=2,tp=2")
+    return items
+
+
+def _word_and_number(item: str) -> tuple[str, int]:
+    """A word that is known, and its number; 0 if it has none."""
+    word, equals, number = item.partition("=")
+    if word not in _AXES and word not in _FLAGS:
+        raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
+    if word == "sp" and equals:
+        raise error("E0307", f"'{item}': sp takes no number, it follows tp", None, "write sp")
+    if word == "micro" and not number:
+        raise error("E0307", "'micro' needs the number of microbatches", None, "write micro=4, say")
+    if equals and not re.fullmatch("0*[1-9][0-9]{0,8}", number):
+        raise error("E0307", f"'{item}' needs a positive whole number", None, f"write {word}=2, say")
+    return word, int(number or 0)
+
+
+def _fit(text: str, sizes: dict[str, int], open_word: str, ranks: int | None) -> None:
+    """Give the word without a size the ranks that the others leave. Raises E0307 if the sizes do not fit."""
+    given = math.prod(n for n in sizes.values() if n)
+    if open_word and ranks is None:
+        message = f"'{open_word}' has no size, and the number of ranks is not known"
+        raise error("E0307", message, None, f"give a size ({open_word}=4) or the number of ranks")
+    if open_word and ranks is not None:
+        if ranks % given:
+            message = f"'{open_word}' cannot get a size: {ranks} ranks cannot be divided by {given}"
+            raise error("E0307", message, None, f"choose sizes whose product is {ranks}")
+        sizes[open_word] = ranks // given
+    elif ranks is not None and given != ranks:
+        action = f"start {given} ranks, or choose sizes whose product is {ranks}"
+        raise error("E0307", f"the preset '{text}' is for {given} ranks, not {ranks}", None, action)

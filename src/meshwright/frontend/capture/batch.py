@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from meshwright.compiler.diagnostics import error, suggestion
+from meshwright.compiler.diagnostics import error, input_name, suggestion
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,7 @@ def batch_dims(
 
     The size is the one that most tensors have in dim 0. ``given`` says otherwise for the tensors that it names.
     """
-    given = dict(given or {})
-    for name in given:
-        if name not in found:
-            raise error(
-                "E0256", f"batch_dims names '{name}', which is not in the batch", action=suggestion(name, found)
-            )
+    given = _given_dims(found, given)
     sizes = [t.shape[d] for n, t in found.items() if (d := given.get(n)) is not None]
     sizes = sizes or [t.shape[0] for n, t in found.items() if t.dim() and n not in given]
     if not sizes:
@@ -96,10 +91,38 @@ def batch_dims(
         if dim is not None and tensor.shape[dim] != size:
             raise error(
                 "E0256",
-                f"dim {dim} of '{name}' has {tensor.shape[dim]} samples, other tensors of the batch have {size}",
+                f"dim {dim} of {input_name(name)} has {tensor.shape[dim]} samples, other tensors of the batch have {size}",
                 action="give batch_dims={name: dim} for each tensor, None for one that all samples share",
             )
     return size, dims
+
+
+def _given_dims(found: Mapping[str, Tensor], given: Mapping[str, int | None] | None) -> dict[str, int | None]:
+    """The batch dims that the user names, checked, and counted from the front. Raises E0256."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise error("E0256", f"batch_dims is of type {kind}", action="give a dict, batch_dims={name: dim}")
+    checked: dict[str, int | None] = {}
+    for key, dim in given.items():
+        name = str(key)  # a positional tensor may be named by its number
+        if name not in found:
+            message = f"batch_dims names '{name}', which is not in the batch"
+            raise error("E0256", message, action=suggestion(name, found))
+        called, count = input_name(name), found[name].dim()
+        if dim is None:
+            checked[name] = None
+        elif isinstance(dim, bool) or not isinstance(dim, int):
+            message = f"batch_dims gives {called} a dim of type {type(dim).__name__}"
+            raise error("E0256", message, action="give the number of the dim, or None if all samples share the tensor")
+        elif not -count <= dim < count:
+            message = f"batch_dims gives {called} the dim {dim}, but its shape is {list(found[name].shape)}"
+            choices = ", ".join(map(str, range(count)))
+            raise error("E0256", message, action=f"give one of {choices}, or None" if count else "give None")
+        else:
+            checked[name] = dim % count
+    return checked
 
 
 class Step(nn.Module):

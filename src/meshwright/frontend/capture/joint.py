@@ -24,6 +24,8 @@ from meshwright.frontend.capture.lowering.site import Folded
 from meshwright.frontend.capture.origins import Blocks, error_origin, node_origin
 from meshwright.frontend.capture.writes import without_writes
 
+RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+"""ATen tags them random, for the dropout that they may do."""
 SKIPPED = {
     "aten._assert_tensor_metadata",
     "aten._assert_async",
@@ -166,6 +168,13 @@ def _switching(marker: Marker, node: fx.Node) -> Callable[..., None]:
 
 def _check(target: Any, place: Origin) -> None:
     name = str(target).removeprefix("aten.").partition(".")[0]
+    if name in RECURRENT:
+        raise error(
+            "E0257",
+            f"'{name}' is a fused recurrent layer, of which only the kernel knows the steps",
+            place,
+            "write the recurrence as operations in forward",
+        )
     if is_random(target):
         raise error(
             "E0251",
