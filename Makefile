@@ -52,9 +52,10 @@ bench: $(READY)
 	$(PYTHON) -m benchmarks.step_time
 	$(PYTHON) -m benchmarks.compile_time
 
-# torch comes first and alone, so that the build which TORCH_PIP_OPTIONS prefers is the one that stays
+# torch comes first and alone, so that the build which TORCH_PIP_OPTIONS prefers is the one that stays;
+# pip must not see src, whose metadata it would take for an installed package
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(BASE_PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet $(TORCH_PIP_OPTIONS) torch==2.13.0
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	env -u PYTHONPATH $(VENV)/bin/python -m pip install --quiet $(TORCH_PIP_OPTIONS) torch==2.13.0
+	env -u PYTHONPATH $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

@@ -8,7 +8,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
 case "$python" in */*) python="$(cd "$(dirname "$python")" && pwd)/$(basename "$python")" ;; esac
-folder="${1:-$here/../build/demo}"
+folder="${1:-$here/build/demo}"
 
 # so that it also works where meshwright is not installed
 export PYTHONPATH="$here/../src${PYTHONPATH:+:$PYTHONPATH}"

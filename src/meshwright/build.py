@@ -15,8 +15,8 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Plan
-from meshwright.compiler.plan_file import check_made_for, read_plan_file
+from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.pins import pinned_plan
 from meshwright.frontend.source import Source, load_source
 
@@ -36,9 +36,10 @@ def compile(
     *,
     ranks: int | None = None,
     overrides: Mapping[str, float] | None = None,
-    output: str | Path = "build",
+    output: str | Path | None = None,
 ) -> Built:
-    """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``.
+    """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``
+    (default: ``gpt-build`` for ``gpt.mw`` or ``package.gpt:factory``).
 
     ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's
     ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``overrides`` replace sizes and
@@ -46,14 +47,14 @@ def compile(
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
     loaded = load_source(source, overrides)
+    own = loaded.precision
     file = read_plan_file(plan) if _is_file(plan) else None
     if file is not None and "precision" in file.toml.values:
         loaded.precision = file.plan.precision  # the plan decides what is computed in
     program = loaded.capture()
     warnings = list(loaded.warnings)
     if file is not None:
-        place = file.toml.value("made_for", "model")
-        warnings += check_made_for(file.plan, program.fingerprint, torch.__version__, place)
+        warnings += _check_made_for(file, program, loaded, own)
         chosen = replace(file.plan, precision=loaded.precision)
     else:
         chosen = _plan(plan, loaded, program, ranks)
@@ -66,8 +67,27 @@ def compile(
     changing = loaded.schedule(program.scalars, loaded.train.steps)
     if changing:
         tensors["schedule"] = changing
-    folder = write_artefact(rank_program, output, loaded.description, loaded.train, tensors)
+    folder = write_artefact(rank_program, output or folder_of(source), loaded.description, loaded.train, tensors)
     return Built(rank_program, folder, tuple(warnings))
+
+
+def folder_of(source: str) -> str:
+    """The folder that an artefact is written to by default, in the working folder."""
+    name = Path(source).stem if source.endswith(".mw") else source.partition(":")[0].rpartition(".")[2]
+    return f"{name}-build"
+
+
+def _check_made_for(file: PlanFile, program: StepProgram, source: Source, own: Precision) -> list[Diagnostic]:
+    """Whether the plan was made for this model: as the plan computes it, or in the source's own precision.
+
+    A plan's precision may be edited, and its hash is then still that of the program before.
+    """
+    model = program.fingerprint
+    if file.plan.hashes.model not in ("", model) and source.precision != own:
+        before = replace(source, precision=own).capture().fingerprint
+        model = before if before == file.plan.hashes.model else model
+    places = (file.toml.value("made_for", key) for key in ("model", "torch"))
+    return check_made_for(file.plan, model, torch.__version__, *places)
 
 
 def _plan(plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from meshwright.compiler.train_settings import DataSettings, TrainSettings
 from meshwright.frontend.language.block import Initial
 from meshwright.frontend.language.initial import draw
 from meshwright.runtime.checkpoint import CheckpointPolicy
+from meshwright.runtime.checkpoint_folder import find, read_record
 from meshwright.runtime.data import CorpusSource, RandomSource, Source, bytes_of, tokens_of
 from meshwright.runtime.materialize import Weights, from_safetensors
-from meshwright.runtime.train import Scalars, TrainConfig
+from meshwright.runtime.places import check_places, check_unused
+from meshwright.runtime.train import Scalars, TrainConfig, check_same_run
 from meshwright.runtime.worker import WorkerJob
 
 
@@ -38,6 +41,10 @@ class RunOptions:
     checkpoint_every: int | None = None
     metrics: Path | None = None
     """Where metrics go; None: ``metrics.jsonl`` in the artefact."""
+    keep: int = 3
+    """How many checkpoints are kept, the newest; 0: all."""
+    fresh: bool = False
+    """Whether what an earlier run left is moved aside."""
 
 
 def load_job(folder: Path, options: RunOptions, device: torch.device | str = "cpu") -> WorkerJob:
@@ -50,20 +57,58 @@ def load_job(folder: Path, options: RunOptions, device: torch.device | str = "cp
     if steps < 1:
         raise error("E0646", f"{steps} steps cannot be run", action="give --steps N with N of at least 1")
     every = settings.checkpoint_every if options.checkpoint_every is None else options.checkpoint_every
+    data = data_settings(settings.data, options.data)
+    source = data_source(data, program, seed)
     config = TrainConfig(
         steps=steps,
         seed=seed,
-        checkpoints=CheckpointPolicy(options.checkpoints or folder / "checkpoints", every or 0),
+        checkpoints=CheckpointPolicy(options.checkpoints or folder / "checkpoints", every or 0, options.keep),
         resume=options.resume,
         metrics=options.metrics or folder / "metrics.jsonl",
+        data=described(data),
+        other_data=options.data is not None,
+        fresh=options.fresh,
+        notice=_notice(artefact, options),
     )
+    check_run(config)
     return WorkerJob(
         rank_program=artefact.rank_program,
         weights=first_weights(artefact, seed, options.weights),
-        source=data_source(data_settings(settings.data, options.data), program, seed),
+        source=source,
         scalars=schedule_of(artefact),
         config=config,
     )
+
+
+def check_run(config: TrainConfig) -> None:
+    """What can be told before any rank is started. Raises MeshwrightError E0620 to E0627."""
+    if config.checkpoints is not None and config.metrics is not None:
+        check_places(config.checkpoints.folder, config.metrics)
+        if config.resume is None and not config.fresh:
+            check_unused(config.checkpoints.folder, config.metrics)
+    if config.resume is not None:
+        check_same_run(read_record(find(config.resume)), config)
+
+
+def described(data: DataSettings) -> str:
+    """What is trained on, in words that stay the same where a file is moved and differ where it is another one."""
+    if data.kind == "random":
+        return "random data"
+    path = Path(data.path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(1 << 20)
+        file.seek(max(0, size - (1 << 20)))
+        check = zlib.crc32(file.read(1 << 20), zlib.crc32(start))
+    dtype = f" ({data.dtype})" if data.kind == "tokens" else ""
+    return f"{data.kind}:{path.name}{dtype}, {size} bytes, checksum {check:08x}"
+
+
+def _notice(artefact: Artefact, options: RunOptions) -> str:
+    """A factory that names no data may be a mistake; a ``.mw`` file says ``data random`` itself."""
+    if artefact.source.kind == "language" or artefact.train.data.kind != "random" or options.data is not None:
+        return ""
+    return "training on random data, since the factory gives none: see --data"
 
 
 def first_weights(artefact: Artefact, seed: int, given: Path | None = None) -> Weights:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from meshwright.build import folder_of
 from meshwright.cli.settings import overrides
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.plan_file import plan_to_toml, read_plan
@@ -67,6 +69,40 @@ def test_the_plan_file_decides_the_precision(small: Path, built: Path, tmp_path:
     result = invoke("compile", small, "--plan", tmp_path / "plan.toml", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "bf16[" in (tmp_path / "out" / "rank" / "micro.ir").read_text()
+
+
+def test_the_precision_of_a_plan_may_be_edited(small: Path, built: Path, tmp_path: Path) -> None:
+    text = (built / "plan.toml").read_text()
+    assert "model = " in text
+    plan = tmp_path / "plan.toml"
+    plan.write_text(text.replace('compute = "fp32"', 'compute = "bf16"'))
+    result = invoke("compile", small, "--plan", plan, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "bf16[" in (tmp_path / "out" / "rank" / "micro.ir").read_text()
+    # the plan of that artefact is as good as the first
+    again = invoke("compile", small, "--plan", tmp_path / "out" / "plan.toml", "-o", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    assert "error[E0310]" in invoke("compile", small, "--plan", plan, "--set", "d=32", "-o", tmp_path / "d").output
+
+
+def test_the_default_folder_is_named_after_the_source(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.parent)
+    result = invoke("compile", "small.mw", "--plan", "ddp=1")
+    assert result.output.endswith("written to small-build\n"), result.output
+    assert folder_of("lab.gpt:make") == "gpt-build"
+
+
+def test_a_factory_without_data_says_that_they_are_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "quiet_factory.py").write_text(
+        "import torch\n\n\ndef make():\n    model = torch.nn.Linear(4, 2)\n"
+        "    loss = lambda output, batch: output.sum()\n"
+        "    return model, torch.ones(4, 4), torch.optim.SGD(model.parameters(), lr=0.1), loss\n"
+    )
+    result = invoke("compile", "quiet_factory:make", "--plan", "ddp=1", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert load_job(Path("out"), RunOptions()).config.notice.startswith("training on random data")
 
 
 def test_inspect_shows_tables(built: Path) -> None:

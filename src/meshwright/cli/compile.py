@@ -17,7 +17,9 @@ def compile_command(
         typer.Option(help="A preset such as fsdp=2,tp=2, or a plan file. Default: what the source says, else fsdp."),
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="The number of ranks to compile for.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")] = Path("build"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The folder to write. Default: gpt-build for gpt.mw.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),

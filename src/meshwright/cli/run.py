@@ -25,10 +25,19 @@ def run_command(
         typer.Option(help="A file instead of the program's own; or bytes:FILE, tokens:FILE:uint16, random."),
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="A .safetensors file or folder to begin with.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of weights, data order and dropout.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=-(2**63), max=2**63 - 1, help="The seed of weights, data order and dropout."),
+    ] = None,
     checkpoints: Annotated[Path | None, typer.Option(help="Where checkpoints go. Default: FOLDER/checkpoints.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Save every so many steps; always at the end.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=0, help="Save every so many steps; always at the end.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Keep so many of the newest checkpoints; 0: all.")] = 3,
     metrics: Annotated[Path | None, typer.Option(help="Where metrics go. Default: FOLDER/metrics.jsonl.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew; move what an earlier run left into FOLDER/earlier-1, -2, ...")
+    ] = False,
 ) -> None:
     """Train. Starts the ranks on this machine, or is one of them when a launcher such as torchrun has started it."""
     from meshwright.compiler.diagnostics import error
@@ -38,7 +47,11 @@ def run_command(
 
     if resume and resume_from is None:
         resume_from = checkpoints or folder / "checkpoints"
-    options = RunOptions(steps, seed, data, weights, resume_from, checkpoints, checkpoint_every, metrics)
+    if fresh and resume_from is not None:
+        raise typer.BadParameter("--fresh begins anew, --resume goes on: give one of them")
+    options = RunOptions(
+        steps, seed, data, weights, resume_from, checkpoints, checkpoint_every, metrics, keep=keep, fresh=fresh
+    )
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
         raise typer.Exit(run_worker(lambda: load_job(folder, options)))
     job = load_job(folder, options)  # so that what is wrong is told before any rank is started
@@ -64,5 +77,7 @@ def _arguments(folder: Path, options: RunOptions) -> list[str]:
         "--checkpoints": options.checkpoints,
         "--checkpoint-every": options.checkpoint_every,
         "--metrics": options.metrics,
+        "--keep": options.keep,
     }
-    return ["run", str(folder), *(f"{name}={value}" for name, value in given.items() if value is not None)]
+    words = [f"{name}={value}" for name, value in given.items() if value is not None]
+    return ["run", str(folder), *words, *(["--fresh"] if options.fresh else [])]

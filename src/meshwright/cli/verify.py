@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def verify_command(
     folder: Annotated[Path, typer.Argument(help="The artefact folder that 'meshwright compile' wrote.")],
     steps: Annotated[int, typer.Option(min=1, help="How many steps to compare.")] = 2,
-    seed: Annotated[int | None, typer.Option(help="The seed of weights and batches.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=-(2**63), max=2**63 - 1, help="The seed of weights and batches.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare the ranks' program, run for all ranks in this process in float64, with the program for one device.

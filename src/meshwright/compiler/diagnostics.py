@@ -93,8 +93,12 @@ def error(
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``name``, or None when nothing is near."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    """The known name most like ``name``, or None when nothing is near. One that differs in case alone comes first."""
+    known = list(known)
+    for one in known:
+        if one.lower() == name.lower():
+            return one
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return found[0] if found else None
 
 

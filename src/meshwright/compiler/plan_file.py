@@ -93,10 +93,13 @@ def _text_of(path: Path) -> str:
         raise error("E0311", f"{path} is not a text file", action="give the path of a plan in TOML") from None
 
 
-def check_made_for(plan: Plan, model: str, torch: str, place: Span | None = None) -> list[Diagnostic]:
+def check_made_for(
+    plan: Plan, model: str, torch: str, place: Span | None = None, torch_place: Span | None = None
+) -> list[Diagnostic]:
     """Warnings about a plan's hashes. Raises E0310 if it was made for another model.
 
-    A plan without hashes (written by hand) fits any model. ``place`` is where the model's hash stands.
+    A plan without hashes (written by hand) fits any model. ``place`` is where the model's hash stands, ``torch_place``
+    where the version does. Builds of one version of torch (``2.13.0+cpu``) are alike.
     """
     if plan.hashes.model and model and plan.hashes.model != model:
         raise error(
@@ -105,10 +108,16 @@ def check_made_for(plan: Plan, model: str, torch: str, place: Span | None = None
             place,
             action="make a new plan, or delete the line 'model = ...' under [made_for] to use it all the same",
         )
-    if plan.hashes.torch and torch and plan.hashes.torch != torch:
+    if plan.hashes.torch and torch and _public(plan.hashes.torch) != _public(torch):
         message = f"the plan was made with torch {plan.hashes.torch}, this is torch {torch}"
-        return [Diagnostic("W0310", message, place, action="compile again to renew what the plan predicts")]
+        action = f'the plan is used all the same; write torch = "{_public(torch)}" there to accept this version'
+        return [Diagnostic("W0310", message, torch_place, action)]
     return []
+
+
+def _public(version: str) -> str:
+    """A version without its local part: ``2.13.0`` of ``2.13.0+cpu``."""
+    return version.partition("+")[0]
 
 
 def _text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, suggestion
@@ -50,7 +50,7 @@ class PlanReader:
             name=top.get("name", ""),
         )
         if self.faults:
-            raise MeshwrightError(*sorted(self.faults, key=_line))
+            raise MeshwrightError(*_once(sorted(self.faults, key=_line)))
         return plan
 
     def fault(self, code: str, message: str, place: Span, action: str) -> None:
@@ -231,6 +231,24 @@ _EXAMPLES = {str: '"..."', list: '["data"]', int: "2", dict: "{ ... } or a table
 
 def _line(fault: Diagnostic) -> tuple[int, int]:
     return (fault.place.line, fault.place.column) if isinstance(fault.place, Span) else (0, 0)
+
+
+def _once(faults: list[Diagnostic]) -> list[Diagnostic]:
+    """Each fault at its first place, with the number of further ones; one misspelt axis is one fault."""
+    alike: dict[tuple[str, str], list[Diagnostic]] = {}
+    for fault in faults:
+        # other faults of one message (an unknown key, say) are each to be corrected by itself
+        alike.setdefault((fault.code, fault.message if fault.code == "E0315" else str(id(fault))), []).append(fault)
+    return [
+        replace(first, notes=(*first.notes, f"the same at {_places(rest)}")) if rest else first
+        for first, *rest in alike.values()
+    ]
+
+
+def _places(faults: list[Diagnostic]) -> str:
+    """``line 4`` or ``12 further places, the last in line 80``."""
+    last = _line(faults[-1])[0]
+    return f"line {last}" if len(faults) == 1 else f"{len(faults)} further places, the last in line {last}"
 
 
 def _sizes(sharding: Sharding) -> str:

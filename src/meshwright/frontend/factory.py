@@ -50,7 +50,11 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
     except MeshwrightError:
         raise
     except Exception as fault:  # whatever the user's function raises is told, not thrown
-        raise _raised(f"{place} failed", fault, "correct the factory") from None
+        given = ", ".join(f"{key}={value}" for key, value in keywords.items())
+        notes = (f"it was called with {given}, as --set says",) if given else ()
+        raise _raised(
+            f"{place} failed", fault, "correct the factory" + (", or --set" if given else ""), notes
+        ) from None
     parts = _parts(returned, place)
     try:
         settings = TrainSettings(
@@ -59,6 +63,8 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
             checkpoint_every=parts.get("checkpoint_every"),
             data=_data(parts.get("data")),
         )
+        if not -(2**63) <= settings.seed < 2**63:
+            raise ValueError(f"the seed {settings.seed} is no int64")
     except (TypeError, ValueError) as fault:
         raise error("E0112", f"{place} returns settings that do not fit: {fault}", action=_wanted()) from None
     return Source(
@@ -96,14 +102,14 @@ def _find(module: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _raised(what: str, fault: BaseException, action: str) -> MeshwrightError:
+def _raised(what: str, fault: BaseException, action: str, notes: tuple[str, ...] = ()) -> MeshwrightError:
     """The error of the user's own code, with the line of it that raised."""
     frames = [f for f in traceback.extract_tb(fault.__traceback__) if not f.filename.startswith("<")]
     own = [f for f in frames if os.path.dirname(torch.__file__) not in f.filename and f.filename != __file__]
     origin = Origin("", own[-1].filename, own[-1].lineno or 0, own[-1].line or "") if own[1:] or own else None
     if origin is not None and "importlib" in origin.file:
         origin = None
-    return error("E0111", f"{what}: {type(fault).__name__}: {fault}", origin, action)
+    return error("E0111", f"{what}: {type(fault).__name__}: {fault}", origin, action, notes)
 
 
 def _parts(returned: Any, place: str) -> dict[str, Any]:

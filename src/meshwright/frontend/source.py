@@ -89,11 +89,12 @@ def load_source(text: str, overrides: Mapping[str, float] | None = None) -> Sour
         return _from_file(load(text, overrides), dict(overrides or {}))
     module, colon, name = text.partition(":")
     if not colon or not module or not name.isidentifier():
-        raise error(
-            "E0110",
-            f"'{text}' names no source",
-            action="give a '.mw' file, or a factory as package.module:factory",
-        )
+        action = "give a '.mw' file, or a factory as package.module:factory"
+        raise error("E0110", f"'{text}' names no source", action=action)
+    if module.endswith(".py") or "/" in module:
+        # a module is named as in an import, from the folder where the command runs
+        dotted = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise error("E0110", f"'{module}' is a file, not a module", action=f"write {dotted}:{name}")
     from meshwright.frontend.factory import source_of_factory
 
     return source_of_factory(module, name, dict(overrides or {}))

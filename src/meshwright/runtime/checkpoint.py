@@ -49,10 +49,10 @@ class CheckpointPolicy:
     at_end: bool = True
 
 
-def save(shards: Shards, folder: str | Path, *, step: int, seed: int, keep: int = 0) -> Path:
+def save(shards: Shards, folder: str | Path, *, step: int, seed: int, keep: int = 0, data: str = "") -> Path:
     """Write a checkpoint of ``step`` steps done and return its folder. All ranks call it together.
 
-    Raises MeshwrightError E0623 if the folder cannot be written.
+    ``data`` says what the steps were trained on. Raises MeshwrightError E0623 if the folder cannot be written.
     """
     root = Path(folder)
     final = root / name_of(step)
@@ -69,7 +69,7 @@ def save(shards: Shards, folder: str | Path, *, step: int, seed: int, keep: int 
         )
     sums = together(lambda: {f.name: checksum(f) for f in sorted(partial.glob("*.distcp")) if _mine(f)})
     files = {name: entry for part in sums for name, entry in part.items()}
-    record = Record(step, seed, shards.rank_program.program.fingerprint, files=files)
+    record = Record(step, seed, shards.rank_program.program.fingerprint, files=files, data=data)
     together(lambda: commit(root, partial, final, record, keep), on_rank_0=True)
     return final
 

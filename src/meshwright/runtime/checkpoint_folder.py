@@ -31,6 +31,8 @@ class Record:
     format: int = FORMAT
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and CRC-32 of every data file."""
+    data: str = ""
+    """What the run was trained on, in words; empty: not known."""
 
 
 def name_of(step: int) -> str:
@@ -111,7 +113,9 @@ def commit(root: Path, partial: Path, final: Path, record: Record, keep: int) ->
         pointer = root / f"{LATEST}.partial"
         _write(pointer, final.name + "\n")
         pointer.replace(root / LATEST)
-        for old in complete_in(root)[:-keep] if keep else []:
+        # by time, not by step: a run that went back to an earlier checkpoint keeps its own
+        by_time = sorted(complete_in(root), key=lambda p: (p / RECORD).stat().st_mtime_ns)
+        for old in by_time[:-keep] if keep else []:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
     except OSError as refused:

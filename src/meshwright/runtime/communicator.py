@@ -103,6 +103,18 @@ class ProcessCommunicator:
             dist.all_reduce(x, REDUCTIONS[reduction], group.handle)
         return x
 
+    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
+        begun = []
+        for x in xs:
+            group = self._begin(f"all_reduce({reduction})", x, axes)
+            if group.handle is not None:
+                with self._named():
+                    begun.append(dist.all_reduce(x, REDUCTIONS[reduction], group.handle, async_op=True))
+        with self._named():
+            for work in begun:
+                work.wait()
+        return xs
+
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         group = self._begin("all_gather", x, axes)
         if group.handle is None:

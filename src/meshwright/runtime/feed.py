@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.analysis.bounds import Bound, index_bounds
-from meshwright.compiler.diagnostics import error, suggestion
+from meshwright.compiler.diagnostics import error, input_name, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.runtime.executor import Feed
@@ -50,6 +50,13 @@ def batch_by_rows(rows: Rows, program: StepProgram) -> Feed:
     return feed
 
 
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    """What to give instead; numbers of positional inputs are no names that one could misspell."""
+    if any(n.partition(".")[0].isdigit() for n in (name, *known)):
+        return "give the batch in the form of the example that the step was compiled with"
+    return suggestion(name, known)
+
+
 def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
     """Refuse a batch that has not just the tensors of the program, in its shapes, with indices that exist.
 
@@ -57,26 +64,28 @@ def check_batch(batch: Mapping[str, Tensor], program: StepProgram) -> None:
     """
     for name, spec in program.batch.items():
         if name not in batch:
-            raise error("E0608", f"the batch has no '{name}'", action=suggestion(name, batch))
+            raise error("E0608", f"the batch has no {input_name(name)}", action=_suggestion(name, batch))
         if batch[name].is_floating_point() != spec.dtype.is_floating_point:
             raise error(
                 "E0608",
-                f"'{name}' of the batch has the dtype {batch[name].dtype}, the step was compiled for {spec.dtype}",
+                f"{input_name(name)} of the batch has the dtype {batch[name].dtype}, "
+                f"the step was compiled for {spec.dtype}",
                 action="give the tensor in that dtype",
             )
         shape = tuple(batch[name].shape)
         if shape != spec.shape:
             raise error(
                 "E0608",
-                f"'{name}' of the batch has the shape {list(shape)}, the step was compiled for {list(spec.shape)}",
+                f"{input_name(name)} of the batch has the shape {list(shape)}, "
+                f"the step was compiled for {list(spec.shape)}",
                 action="give the whole global batch in that shape, or compile for this one",
             )
     for name in batch:
         if name not in program.batch:
             raise error(
                 "E0608",
-                f"the batch has a tensor '{name}', which the step was compiled without",
-                action=suggestion(name, program.batch),
+                f"the batch has a tensor more, {input_name(name)}, which the step was compiled without",
+                action=_suggestion(name, program.batch),
             )
     _check_indices(batch, program)
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from meshwright.compiler.diagnostics import error
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint import CheckpointPolicy
+from meshwright.runtime.checkpoint_folder import Record
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.data import Source, feed_of
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
+from meshwright.runtime.places import move_aside
 from meshwright.runtime.progress import Reporter, reporter
+from meshwright.runtime.together import together
 
 Scalars = Callable[[int], Mapping[str, float]]
 """The scalars of a step (``{"0/lr": 3e-4}``), as :class:`meshwright.runtime.schedule.Schedule` gives them by ``at``."""
@@ -30,6 +33,14 @@ class TrainConfig:
     resume: Path | None = None
     metrics: Path | None = None
     """The JSON lines of rank 0."""
+    data: str = ""
+    """What is trained on, in words, kept with each checkpoint; empty: not known."""
+    other_data: bool = False
+    """Whether going on with other data than the checkpoint's is wanted."""
+    fresh: bool = False
+    """Whether what an earlier run left in these places is moved aside first."""
+    notice: str = ""
+    """One line that is told at the start."""
     report_every: float = 2.0
     """Seconds between the lines of a run without a terminal."""
 
@@ -47,18 +58,20 @@ def train(
     if config.resume is not None:
         record = checkpoint.load(shards, config.resume)
         first = record.step
-        if record.seed != seed:
-            raise error(
-                "E0624",
-                f"the checkpoint was trained with the seed {record.seed}, not with this run's {seed}",
-                action=f"use the seed {record.seed}",
-            )
+        check_same_run(record, config)
+    elif config.fresh:
+        checkpoints = config.checkpoints.folder if config.checkpoints is not None else None
+        together(lambda: move_aside(checkpoints, config.metrics), on_rank_0=True)
     shown = report or reporter(first, config.steps, rank=rank, every=config.report_every)
     history: list[Metrics] = []
     stream = MetricsFile(config.metrics) if config.metrics is not None and rank == 0 else None
     try:
         with shown:
-            if first:
+            if config.notice:
+                shown.say(config.notice)
+            if first >= config.steps:
+                shown.say(f"all {config.steps} steps are done; give --steps to go on")
+            elif first:
                 shown.say(f"resumed after step {first}")
             for step in range(first, config.steps):
                 told = _one_step(executor, source, scalars, step, seed)
@@ -71,6 +84,22 @@ def train(
         if stream is not None:
             stream.close()
     return history
+
+
+def check_same_run(record: Record, config: TrainConfig) -> None:
+    """To go on is to go on with the seed and the data of the checkpoint. Raises MeshwrightError E0624 or E0626."""
+    if record.seed != config.seed:
+        raise error(
+            "E0624",
+            f"the checkpoint was trained with the seed {record.seed}, not with this run's {config.seed}",
+            action=f"use the seed {record.seed}",
+        )
+    if record.data and config.data and record.data != config.data and not config.other_data:
+        raise error(
+            "E0626",
+            f"the checkpoint was trained on {record.data}, this run reads {config.data}",
+            action="give the data of before with --data, or with --data those that you want to go on with",
+        )
 
 
 def shards_of(executor: Executor) -> Shards:
@@ -114,5 +143,5 @@ def _save(shards: Shards, config: TrainConfig, done: int, seed: int, shown: Repo
     if policy is None:
         return
     if (policy.every and done % policy.every == 0) or (policy.at_end and done == config.steps):
-        place = checkpoint.save(shards, policy.folder, step=done, seed=seed, keep=policy.keep)
+        place = checkpoint.save(shards, policy.folder, step=done, seed=seed, keep=policy.keep, data=config.data)
         shown.say(f"saved {place}")

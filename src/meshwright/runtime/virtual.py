@@ -45,6 +45,9 @@ class VirtualCommunicator:
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
         return self._exchange(f"all_reduce({reduction})", x, axes, lambda i, all_: reduce_in_order(all_, reduction))
 
+    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
+        return [self.all_reduce(x, axes, reduction) for x in xs]
+
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return self._exchange("all_gather", x, axes, lambda i, all_: torch.cat(all_))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -177,3 +178,55 @@ def test_plans_of_every_kind(kind: str, tmp_path: Path) -> None:
     assert step.plan.mesh == PLAN.mesh and step.plan.storage == PLAN.storage
     (expected,) = eager_steps(language(), 1)
     assert float(step(batch(0))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_name_of_a_precision_is_the_dtype_of_computation() -> None:
+    """Weights rest in fp32, as in a .mw file that says no more."""
+    model = language().float()
+    step = meshwright.parallelize(model, optimizer=adamw(model), batch=batch(0), precision="bf16", virtual=2)
+    assert step.plan.precision == Precision("bf16", "fp32", "fp32")
+    (expected,) = eager_steps(language(), 1)
+    assert 1e-5 < abs(float(step(batch(0))) - expected) < 0.1
+    assert step.full_state_dict()["up.weight"].dtype == torch.float32
+
+
+def test_numbers_that_are_not_pythons_own() -> None:
+    model = language()
+    norm = numpy.float64(0.5)
+    step = meshwright.parallelize(
+        model, optimizer=adamw(model), batch=batch(0), clip=norm, virtual=numpy.int64(2), seed=-(2**63)
+    )
+    losses = [float(step(batch(number))) for number in range(2)]
+    truth = language()
+    optimizer = adamw(truth)
+    for number, loss in enumerate(losses):
+        optimizer.zero_grad()
+        right = truth(**batch(number))["loss"]
+        right.backward()
+        torch.nn.utils.clip_grad_norm_(truth.parameters(), 0.5)
+        optimizer.step()
+        assert loss == pytest.approx(right.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("dims", [{"0": 1}, {0: -2}])
+def test_a_batch_dim_may_be_counted_from_the_end(dims: dict[Any, int]) -> None:
+    model = nn.Linear(3, 1).double()
+    x = torch.randn(5, 8, 3, dtype=torch.float64)
+    step = meshwright.parallelize(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        batch=x,
+        loss=lambda output, inputs: output.square().mean(),
+        batch_dims=dims,
+        plan="ddp",
+        virtual=4,
+    )
+    assert step.rank_program.program.batch_dims == {"0": 1}
+    assert float(step(x)) == pytest.approx(model(x).square().mean().item(), rel=1e-12)
+
+
+def test_the_loss_is_a_number_without_a_graph() -> None:
+    model = language()
+    step = meshwright.parallelize(model, optimizer=adamw(model), batch=batch(0), virtual=2)
+    loss = step(batch(0))
+    assert not loss.requires_grad and loss.grad_fn is None

@@ -15,7 +15,7 @@ import meshwright
 from meshwright.api import Step
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Origin, Span
 from meshwright.compiler.mesh import Mesh
-from meshwright.compiler.plan import Hashes, Plan
+from meshwright.compiler.plan import Hashes, Plan, Precision
 from meshwright.compiler.plan_file import plan_to_toml
 from tests.unit.api.small_model import adamw, batch, language
 
@@ -168,3 +168,91 @@ def test_a_checkpoint_of_another_model(compiled: Step, tmp_path: Path) -> None:
     )
     other.save(tmp_path)
     assert refused(lambda: compiled.load(tmp_path)).code.startswith("E06")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "clip 0": ({"clip": 0}, "'clip' of parallelize cannot be 0", "above zero"),
+    "clip -1": ({"clip": -1.0}, "-1.0", "above zero"),
+    "clip text": ({"clip": "1.0"}, "'1.0'", "above zero"),
+    "clip nan": ({"clip": float("nan")}, "nan", "finite"),
+    "clip inf": ({"clip": float("inf")}, "inf", "None for no clipping"),
+    "clip huge": ({"clip": 10**400}, "more than 64 bits", "finite"),
+    "clip True": ({"clip": True}, "True", "above zero"),
+    "clip tensor": ({"clip": torch.ones(())}, "type Tensor", "above zero"),
+    "virtual text": ({"virtual": "2"}, "'virtual' of parallelize cannot be '2'", "virtual=N"),
+    "virtual half": ({"virtual": 2.5}, "2.5", "virtual=N"),
+    "virtual True": ({"virtual": True}, "True", "virtual=N"),
+    "seed text": ({"seed": "x"}, "'seed' of parallelize cannot be 'x'", "64 bits"),
+    "seed huge": ({"seed": 10**30}, "more than 64 bits", "64 bits"),
+    "seed of 64 bits": ({"seed": 2**63}, str(2**63), "64 bits"),
+    "seed of many digits": ({"seed": 10**5000}, "more than 64 bits", "64 bits"),
+    "seed None": ({"seed": None}, "None", "64 bits"),
+    "optimizer class": ({"optimizer": torch.optim.AdamW}, "the class AdamW", "AdamW(model.parameters())"),
+    "optimizer classes": ({"optimizer": [torch.optim.SGD]}, "the class SGD", "model.parameters()"),
+    "optimizer None": ({"optimizer": None}, "None", "model.parameters()"),
+    "no optimizer": ({"optimizer": []}, "an empty list", "model.parameters()"),
+    "optimizer text": ({"optimizer": "adamw"}, "'adamw'", "model.parameters()"),
+    "plan dict": ({"plan": {"fsdp": 2, "tp": 2}}, "of type dict", 'plan="fsdp=2,tp=2"'),
+    "plan None": ({"plan": None}, "None", "preset"),
+    "plan number": ({"plan": 3}, "'plan' of parallelize cannot be 3", "preset"),
+    "precision number": ({"precision": 16}, "16", "bf16"),
+    "precision dtype": ({"precision": torch.bfloat16}, "of type dtype", "bf16"),
+    "model class": ({"model": nn.Linear}, "the class Linear", "nn.Module"),
+    "model function": ({"model": lambda x: x}, "of type function", "nn.Module"),
+    "loss number": ({"loss": 1.5}, "'loss' of parallelize cannot be 1.5", "(output, batch)"),
+    "loss tensor": ({"loss": torch.ones(())}, "of type Tensor", "(output, batch)"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_an_argument_of_another_kind(fault: str) -> None:
+    options, message, action = WRONG[fault]
+    model = language()
+    given = {"model": model, "optimizer": adamw(model), "batch": batch(0), "virtual": 2, **options}
+    found = refused(lambda: meshwright.parallelize(**given))
+    assert found.code == "E0651" and message in found.message and action in found.action
+    assert len(found.message) < 200
+
+
+@pytest.mark.parametrize("precision", ["bf61", "", Precision(weights="half"), Precision(reduce=torch.float32)])  # type: ignore[arg-type]  # the fault
+def test_a_precision_that_is_none(precision: str | Precision) -> None:
+    found = refused(lambda: step_of(precision=precision))
+    assert found.code == "E0321" and ("did you mean" in found.action or "known:" in found.action)
+
+
+DIMS: dict[str, tuple[Any, str, str]] = {
+    "beyond the shape": ({"tokens": 7}, "'tokens' the dim 7, but its shape is [8, 6]", "0, 1"),
+    "far from the end": ({"tokens": -3}, "-3", "0, 1"),
+    "a name": ({"tokens": "b"}, "of type str", "number"),
+    "a truth": ({"tokens": True}, "of type bool", "number"),
+    "of other sizes": ({"tokens": 1, "labels": 0}, "samples", "batch_dims"),
+    "a number for all": (0, "of type int", "{name: dim}"),
+    "a list": (["tokens"], "of type list", "{name: dim}"),
+    "a number for a name": ({0: 0}, "'0'", "tokens"),
+}
+
+
+@pytest.mark.parametrize("fault", DIMS)
+def test_batch_dims_that_do_not_fit(fault: str) -> None:
+    given, message, action = DIMS[fault]
+    found = refused(lambda: step_of(batch_dims=given))
+    assert found.code == "E0256" and message in found.message and action in found.action
+
+
+def test_a_positional_batch_is_told_by_its_positions() -> None:
+    def positional(number: int) -> tuple[Tensor, Tensor]:
+        return batch(number)["tokens"], batch(number)["labels"]
+
+    step = step_of(batch=positional(0))
+    tokens, labels = positional(1)
+    for wrong, message in (
+        ((tokens[:4], labels), "positional input 0 of the batch has the shape [4, 6]"),
+        ((tokens, labels.double()), "positional input 1 of the batch has the dtype"),
+        ((tokens,), "the batch has no positional input 1"),
+        ((tokens, labels, labels), "positional input 2"),
+        ({"tokens": tokens, "labels": labels}, "the batch has no positional input 0"),
+    ):
+        found = refused(lambda given=wrong: step(given))  # type: ignore[misc]  # mypy cannot infer such a lambda
+        assert found.code == "E0608" and message in found.message and "known:" not in found.action
+    found = refused(lambda: step_of(batch=positional(0), batch_dims={0: 5}))
+    assert "positional input 0 the dim 5" in found.message

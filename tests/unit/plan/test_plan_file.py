@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.compiler.diagnostics import MeshwrightError, Span
+from meshwright.compiler.diagnostics import MeshwrightError, nearest, Span
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
 from meshwright.compiler.plan_file import check_made_for, plan_to_toml, read_plan
@@ -117,6 +117,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_hashes() -> None:
     plan = Plan(Mesh((("data", 2),)), hashes=Hashes("aaaa", "2.13"))
     assert check_made_for(plan, "aaaa", "2.13") == []
+    assert check_made_for(plan, "aaaa", "2.13+cpu") == []
     assert [d.code for d in check_made_for(plan, "aaaa", "2.14")] == ["W0310"]
     with pytest.raises(MeshwrightError, match="E0310"):
         check_made_for(plan, "bbbb", "2.13")
@@ -126,3 +127,9 @@ def test_hashes() -> None:
 def test_plans_need_no_torch() -> None:
     code = "import sys, meshwright.compiler.plan_file; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_of_other_case_is_the_nearest() -> None:
+    assert nearest("Adamw", ["Adam", "AdamW", "Adamax"]) == "AdamW"
+    assert nearest("Adm", ["Adam", "AdamW"]) == "Adam"
+    assert nearest("zzz", ["Adam"]) is None

@@ -101,6 +101,9 @@ class _Notes:
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
         return torch.empty_like(self.note("all-reduce", axes, x))
 
+    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
+        return [self.all_reduce(x, axes, reduction) for x in xs]
+
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return self.note("all-gather", axes, x.new_empty((x.shape[0] * self.mesh.size(*axes), *x.shape[1:])))
 

@@ -32,6 +32,10 @@ class Communicator(Protocol):
         """The reduction over the axes. ``x`` is contiguous and may be overwritten."""
         ...
 
+    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
+        """The reductions of several tensors, begun together. All are contiguous and may be overwritten."""
+        ...
+
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         """``[n, ...] -> [k n, ...]``: concatenated along dim 0, first axis outermost."""
         ...
@@ -150,8 +154,24 @@ def reduce_scatter_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]
     return [s.movedim(0, d) for s, d in zip(shards, dims, strict=True)]
 
 
-def all_reduce_many(xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum") -> list[Tensor]:
-    """Several :func:`all_reduce` of one dtype as a single message (not ``logsumexp``)."""
+LARGE = 256 * 2**10
+"""Bytes from which a tensor is worth a message of its own, which spares it the copy into a joint one."""
+
+
+def all_reduce_many(
+    xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum", owned: bool = False
+) -> list[Tensor]:
+    """Several :func:`all_reduce` of one dtype (not ``logsumexp``) as one message; if the tensors are ``owned``, that
+    is, may be overwritten, large ones are reduced where they lie, and only the small ones are joined."""
+    if owned:
+        large = {i: x.contiguous() for i, x in enumerate(xs) if x.numel() * x.element_size() >= LARGE}
+        small = {i: x for i, x in enumerate(xs) if i not in large}
+        messages = [*large.values(), *([torch.cat([x.reshape(-1) for x in small.values()])] if small else [])]
+        done = current().all_reduce_all(messages, axes, reduction)
+        found = dict(zip(large, done, strict=False))
+        parts = torch.split(done[-1], [x.numel() for x in small.values()]) if small else ()
+        found.update({i: p.view(x.shape) for (i, x), p in zip(small.items(), parts, strict=True)})
+        return [found[i] for i in range(len(xs))]
     flat = current().all_reduce(torch.cat([x.reshape(-1) for x in xs]), axes, reduction)
     return [p.view(x.shape) for p, x in zip(torch.split(flat, [x.numel() for x in xs]), xs, strict=True)]
 

@@ -40,10 +40,11 @@ def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
     """The same graph with collectives of one kind, block and phase joined. Needs shapes in ``meta["val"]``."""
     graph = local.module.graph
     order = {n: i for i, n in enumerate(graph.nodes)}
+    free = _free(local)
     for key, nodes in _runs(graph.nodes, mesh):
         for members in _buckets(nodes, order, key.early, limit):
             if len(members) > 1:
-                _join(graph, key, members, order)
+                _join(graph, key, members, order, free)
     graph.lint()
     local.module.recompile()
     return local
@@ -104,7 +105,14 @@ def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit
         yield members
 
 
-def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Node, int]) -> None:
+def _free(local: LocalGraph) -> set[fx.Node]:
+    """Values that only one op reads, and whose memory nothing else shares: gradients that come in."""
+    nodes = [n for n in local.module.graph.nodes if n.op == "placeholder"]
+    roles = zip(local.signature.inputs, nodes, strict=True)
+    return {n for value, n in roles if value.kind == "gradient" and len(n.users) == 1}
+
+
+def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Node, int], free: set[fx.Node]) -> None:
     inputs = [m.all_input_nodes[0] for m in members]
     place = members[0] if key.early else members[-1]
     with graph.inserting_before(place):
@@ -116,7 +124,8 @@ def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Nod
                 collectives.reduce_scatter_many, (inputs, [m.args[1] for m in members], key.axes)
             )
         else:
-            made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction))
+            owned = all(i in free for i in inputs) and len(set(inputs)) == len(inputs)
+            made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction, owned))
         made.meta = {"meshwright": replace(annotation(members[0]), shape=(), sharding=None)}
         for i, member in enumerate(members):
             item = graph.call_function(operator.getitem, (made, i))

@@ -28,6 +28,9 @@ class _Shapes:
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
         return torch.empty_like(x)
 
+    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
+        return [torch.empty_like(x) for x in xs]
+
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return x.new_empty((x.shape[0] * self.mesh.size(*axes), *x.shape[1:]))
 

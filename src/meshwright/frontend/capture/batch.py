@@ -91,13 +91,14 @@ def batch_dims(
         if dim is not None and tensor.shape[dim] != size:
             raise error(
                 "E0256",
-                f"dim {dim} of {input_name(name)} has {tensor.shape[dim]} samples, other tensors of the batch have {size}",
+                f"dim {dim} of {input_name(name)} has {tensor.shape[dim]} samples, "
+                f"other tensors of the batch have {size}",
                 action="give batch_dims={name: dim} for each tensor, None for one that all samples share",
             )
     return size, dims
 
 
-def _given_dims(found: Mapping[str, Tensor], given: Mapping[str, int | None] | None) -> dict[str, int | None]:
+def _given_dims(found: Mapping[str, Tensor], given: object) -> dict[str, int | None]:
     """The batch dims that the user names, checked, and counted from the front. Raises E0256."""
     if given is None:
         return {}
