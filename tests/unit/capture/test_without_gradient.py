@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.compiler.diagnostics import MeshwrightError
@@ -118,3 +119,22 @@ def test_a_buffer_that_changes_its_shape_is_refused() -> None:
         return self.a(x).sum()
 
     assert "'average' [16] is assigned a tensor of another type [32]" in refused(grown)
+
+
+def test_dropout_in_place_changes_its_argument() -> None:
+    def in_place(self: Any, x: Tensor) -> Tensor:
+        h = self.a(x) * 1
+        F.dropout(h, 0.3, True, True)
+        return h.pow(2).sum()
+
+    def out_of_place(self: Any, x: Tensor) -> Tensor:
+        return F.dropout(self.a(x) * 1, 0.3).pow(2).sum()
+
+    x = torch.randn(4, 8, dtype=torch.float64)
+    losses = []
+    for function in (in_place, out_of_place):
+        model = Net(function)
+        program = capture(model, x, torch.optim.SGD(model.parameters(), lr=0.1))
+        rank_program = compile_step(program, preset("ddp=2", program))
+        losses.append(VirtualCluster(rank_program, from_module(model)).step({"0": x}).loss)
+    assert losses[0] == losses[1]

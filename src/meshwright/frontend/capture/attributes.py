@@ -1,4 +1,4 @@
-"""Tensor attributes whose use an export would not see: a buffer that is assigned anew, and ``.data``."""
+"""What an export would see wrongly: a buffer that is assigned anew, ``.data``, and dropout in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -40,12 +41,20 @@ def buffers_written() -> Iterator[None]:
         yield
 
 
-class DataIsDetached(TorchFunctionMode):
-    """Reads ``x.data`` as ``x.detach()``: the same values, without gradient."""
+class Plainly(TorchFunctionMode):
+    """Reads ``x.data`` as ``x.detach()``, the same values without gradient, and does dropout in place as a dropout
+    whose result is written back."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function == torch.Tensor.data.__get__:  # type: ignore[attr-defined]  # a getter of a C property
             return args[0].detach()
+        if function is F.dropout:
+            return _dropout(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    made = F.dropout(input, p, training)
+    return input.copy_(made) if inplace and training else made

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
 from meshwright.compiler.graph.adapter import is_mutable, user_stack_traces, without_export_chatter
 from meshwright.compiler.graph.fake import fake_tensor
-from meshwright.frontend.capture.attributes import DataIsDetached, buffers_written
+from meshwright.frontend.capture.attributes import Plainly, buffers_written
 from meshwright.frontend.capture.batch import Call, Step, replace
 from meshwright.frontend.capture.origins import error_origin, is_users, node_origin
 from meshwright.frontend.capture.regions import mark_constants
@@ -53,7 +53,7 @@ def _export(
         user_stack_traces(is_users),
         _no_opaque_gradients(),
         buffers_written(),
-        DataIsDetached(),
+        Plainly(),
     ):
         program = torch.export.export(step, fake_call.args, fake_call.kwargs, strict=False)
         _check_sizes(program)

@@ -22,8 +22,29 @@ def without_writes(graph: fx.Graph) -> None:
     """
     position = {n: i for i, n in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        if node.op == "call_function" and isinstance(node.target, OpOverload) and is_mutable(node.target):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_mutable(node.target):
+            continue
+        if not _scatter(node, position):
             _replace(node, position)
+
+
+def _scatter(node: fx.Node, position: dict[fx.Node, int]) -> bool:
+    """``whole[a:b].copy_(part)`` is a new ``whole`` with that part."""
+    view, part = (*node.args, None, None)[:2]
+    if node.target is not torch.ops.aten.copy_.default or not isinstance(view, fx.Node) or node.users:
+        return False
+    whole = view.args[0] if view.target is torch.ops.aten.slice.Tensor else None
+    if not isinstance(whole, fx.Node) or _shares_memory(whole) or len(view.users) > 1:
+        return False
+    if any(u is not view and position[u] < position[node] and _shares_memory(u) for u in whole.users):
+        return False
+    later = [u for u in whole.users if position[u] > position[node]]
+    node.target = torch.ops.aten.slice_scatter.default
+    node.args = (whole, part, *view.args[1:])
+    node.meta = {**whole.meta}
+    for user in later:
+        user.replace_input_with(whole, node)
+    return True
 
 
 def _replace(node: fx.Node, position: dict[fx.Node, int]) -> None:

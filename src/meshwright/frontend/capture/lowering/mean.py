@@ -35,6 +35,16 @@ def mean_dim(
     return mean_of(x if dtype is None else x.to(dtype), dim, keepdim)
 
 
+@lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
+def adaptive_average(site: Site, x: Tensor, output_size: list[int]) -> Tensor:
+    """Over a whole image it is a mean; the kernel's way to it writes strides by hand."""
+    if all(n == 1 for n in output_size):
+        return mean_of(x, list(range(-len(output_size), 0)), keepdim=True)
+    pool = aten.adaptive_avg_pool1d if len(output_size) == 1 else aten.adaptive_avg_pool2d
+    made: Tensor = pool(x, output_size)
+    return made
+
+
 def variance(x: Tensor, dims: Any, correction: float, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Variance and mean over dims."""
     over = list(range(x.dim())) if not dims else [d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)]
