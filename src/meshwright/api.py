@@ -38,7 +38,7 @@ from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
-from meshwright.frontend.capture.batch import as_call, tensors
+from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
@@ -100,7 +100,7 @@ def parallelize(
         raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
     passing = frozenset(n for n, _ in model.named_buffers(remove_duplicate=False)) - model.state_dict().keys()
-    return Step(rank_program, engine, optimizers, passing)
+    return Step(rank_program, engine, optimizers, passing, fixed(as_call(batch)))
 
 
 class Step:
@@ -112,6 +112,7 @@ class Step:
         engine: _Virtual | _Process,
         optimizers: Sequence[torch.optim.Optimizer],
         passing: frozenset[str],
+        fixed: Mapping[str, Any],
     ) -> None:
         self.rank_program = rank_program
         self.steps = 0
@@ -120,6 +121,7 @@ class Step:
         """The global gradient norm of the last step, before clipping."""
         self._engine = engine
         self._optimizers = optimizers
+        self._fixed = fixed  # numbers and strings of the batch, which are a part of the program
         self._passing = passing  # buffers that the model itself leaves out of its state dict
         self._settings = _settings(optimizers, rank_program.program)
 
@@ -134,7 +136,9 @@ class Step:
         The step has done what ``loss.backward()`` and ``optimizer.step()`` would: the loss is a plain number
         without a graph behind it.
         """
-        found = tensors(as_call(batch))
+        call = as_call(batch)
+        found = tensors(call)
+        check_fixed(call, self._fixed)
         self._check_groups()
         scalars = {n: float(self._group(n)) for n in self.rank_program.program.scalars}
         result = self._engine.step(found, self.steps, scalars)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.compiler.diagnostics import MeshwrightError, nearest, Span
+from meshwright.compiler.diagnostics import MeshwrightError, Span, nearest
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
 from meshwright.compiler.plan_file import check_made_for, plan_to_toml, read_plan

@@ -51,6 +51,25 @@ def tensors(call: Call) -> dict[str, Tensor]:
     return found
 
 
+def fixed(call: Call) -> dict[str, Any]:
+    """What a call gives beside tensors, by path: capture makes these values a part of the program."""
+    leaves = pytree.tree_flatten_with_path((call.args, call.kwargs))[0]
+    return {_name(path[1:]): leaf for path, leaf in leaves if not isinstance(leaf, Tensor)}
+
+
+def check_fixed(call: Call, captured: Mapping[str, Any]) -> None:
+    """Refuse a batch whose numbers and strings are not those that were captured. Raises E0256."""
+    given = fixed(call)
+    for name in [*captured, *given]:
+        before, now = captured.get(name), given.get(name)
+        if name not in captured or name not in given or type(before) is not type(now) or before != now:
+            raise error(
+                "E0256",
+                f"{input_name(name)} of the batch is {now!r}; the step was compiled for {before!r}",
+                action="give numbers that change from step to step as tensors, or compile for these",
+            )
+
+
 def _name(path: tuple[Any, ...]) -> str:
     parts = []
     for key in path:

@@ -43,9 +43,9 @@ def retrace(module: fx.GraphModule, example_inputs: Sequence[Any] | None = None)
     random numbers, and E0257 for one that cannot be traced.
     """
     _check_nodes(module)
+    given = _inputs(module, example_inputs)  # by the names of the original: a copied graph renames builtins like input
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
     without_writes(module.graph)
-    given = _inputs(module, example_inputs)
     names = [name for name, value in given.items() if isinstance(value, Tensor)]
     fakes = [fake_tensor(given[n].shape, given[n].dtype) for n in names]
     marker = Marker(Blocks(module))
