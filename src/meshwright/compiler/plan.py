@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from meshwright.compiler.mesh import Mesh, Sharding
 
@@ -53,6 +54,26 @@ class Precision:
     reduce: str = "fp32"
 
 
+Offload = Literal["state"]
+
+Save = Literal["nothing", "matmuls", "all"]
+"""What a block keeps of its forward pass for backward, besides its inputs: nothing; the results of matrix products,
+attention and collectives (what is cheap is computed again); everything."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What the blocks that a pattern names keep for backward; the first entry that matches a block counts.
+
+    ``pattern`` is read by :func:`pattern_expression` over block names (``model.layers.*``). ``every``: of the blocks
+    that match, in order, only every k-th is treated so (1: all), the others keep everything.
+    """
+
+    pattern: str
+    save: Save = "nothing"
+    every: int = 1
+
+
 @dataclass(frozen=True)
 class Hashes:
     """What the plan was made for; checked on load."""
@@ -72,6 +93,12 @@ class Plan:
     """The axes over which activations between tensor-parallel regions are cut along time."""
     parameters: tuple[ParameterPlan, ...] = ()
     precision: Precision = field(default_factory=Precision)
+    recompute: tuple[Recompute, ...] = ()
+    offload: tuple[Offload, ...] = ()
+    """What is kept in the host's memory and brought to the device when it is needed."""
+    prefetch: int = 0
+    """How many blocks ahead stored weights are gathered, beside the computation; 0: when they are needed. With 1 or
+    more, gradients are reduced beside the computation too."""
     hashes: Hashes = field(default_factory=Hashes)
     name: str = ""
     """The preset that made it, for people."""

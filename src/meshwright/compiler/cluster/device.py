@@ -1,0 +1,42 @@
+"""What one device can do: peak rates, memory, and how much of the peaks real kernels reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The fitted constants of a device. They are the same for every program and every source of measurements."""
+
+    matmul: float = 0.8
+    """The share of the peak that a large matrix product reaches."""
+    matmul_half: float = 128.0
+    """The size of a dim at which a matrix product reaches half of that (a saturation in each of m, n and k)."""
+    attention: float = 0.5
+    """The share of the peak that a long fused attention reaches, forward."""
+    attention_backward: float = 0.4
+    memory: float = 0.8
+    """The share of the memory bandwidth that elementwise kernels reach."""
+    launch: float = 5e-6
+    """Seconds between two kernels that are too short to hide their launch."""
+    reserve: int = 0
+    """Bytes that the driver, libraries and communicators take before the program has any."""
+    fragmentation: float = 0.0
+    """The share of a program's peak that the allocator wastes."""
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    flops: Mapping[str, float]
+    """Dense peak FLOP/s by short dtype name (``bf16``, ``f32``, ...)."""
+    memory: int
+    """Bytes."""
+    bandwidth: float
+    """Bytes per second of the device's memory."""
+    host_link: float
+    """Bytes per second between device and host memory, one way."""
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    sources: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,75 @@
+"""What is predicted of a plan on a cluster: time by cause, memory by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in a step: the item that is being computed."""
+
+    graph: str
+    item: str
+    phase: str = ""
+    block: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on every rank (all ranks hold the same sizes, padding included)."""
+
+    peak: int
+    at: Moment
+    by_kind: Mapping[str, int]
+    """What the peak consists of."""
+    most: Mapping[str, int]
+    """The most that each kind comes to at any moment."""
+    by_graph: Mapping[str, int]
+    """The peak within each graph."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of a plan on a cluster."""
+
+    seconds: float
+    compute: Mapping[str, float]
+    """Seconds of the device's compute stream by kernel kind, recomputation apart (``recomputed``)."""
+    exposed: Mapping[str, float]
+    """By mesh axes (joined with commas): seconds in which the compute stream waits for their messages."""
+    communication: Mapping[str, float]
+    """By mesh axes: seconds in which their messages are on the links, hidden or not."""
+    other: Mapping[str, float]
+    """``launch``, ``transfer`` (offload), ``bubble``, ...: seconds of the step that are neither."""
+    memory: Memory
+    device_memory: int
+    """Bytes of the allocator's view: the peak, fragmentation and reserve; compared with what the device has."""
+    fits: bool
+    mfu: float
+    """Model FLOPs of the step over what all devices could do in its time, at the peak of the compute dtype."""
+    tokens_per_second: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something on the timeline, for export: on which resource, from when to when (seconds)."""
+
+    resource: str
+    name: str
+    start: float
+    end: float
+    phase: str = ""
+    block: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the runtime executes a program: what the simulator must know besides the program."""
+
+    fusion: str = "none"
+    """``none``: every op is a kernel; ``kernels``: normalisations, rotary embeddings, gated activations, softmax and
+    their likes are one kernel each; ``compiled``: all chains of elementwise ops are fused."""

@@ -1,0 +1,123 @@
+"""What a rank does in one step, free of torch: read off its program, priced by the simulator.
+
+A summary has the ops of a rank program in the order in which they run, with local sizes, and the lifetime of every
+buffer. Of a region that repeats (a transformer layer) it holds two copies; the second one stands for all but the first
+(``repeats``), so that a summary is as short for 126 layers as for 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshwright.compiler.mesh import Mesh
+
+KernelKind = Literal["matmul", "attention", "elementwise", "reduction", "lookup", "copy", "view"]
+MessageKind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
+Phase = Literal["forward", "backward", "update", "prologue"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One op on local operands.
+
+    ``sizes`` are ``(batch, m, n, k)`` of a matmul and ``(batch, heads, queries, keys, channels)`` of an attention,
+    whose ``flops`` count what its mask leaves (a causal one: half). A ``view`` costs nothing.
+    """
+
+    op: str
+    kind: KernelKind
+    flops: float
+    read: int
+    """Bytes of the operands."""
+    written: int
+    """Bytes of the results."""
+    dtype: str = "f32"
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective. ``payload`` is the larger side in bytes: the gathered tensor, the tensor to be reduced.
+
+    An ``asynchronous`` one only begins here; the :class:`Wait` that names it is where its result is needed.
+    """
+
+    kind: MessageKind
+    axes: tuple[str, ...]
+    payload: int
+    dtype: str = "f32"
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until an asynchronous message is there. ``message`` is the position of its item."""
+
+    message: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between the device and the host's memory (offloaded optimizer state)."""
+
+    direction: Literal["to device", "to host"]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One step of a graph. ``reads`` are positions of items of the same graph (-1: an input of the graph),
+    ``read_bytes`` what is read from each."""
+
+    name: str
+    phase: Phase
+    block: str
+    work: Kernel | Message | Wait | Transfer
+    reads: tuple[int, ...] = ()
+    read_bytes: tuple[int, ...] = ()
+    recomputed: bool = False
+    """Whether it does again, for backward, what forward has done."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A piece of memory and how long it lives: from item ``born`` (-1: from the start) to item ``last``
+    (the number of items: to the end). ``kind`` is one of :data:`meshwright.compiler.analysis.kinds.KINDS`."""
+
+    bytes: int
+    kind: str
+    born: int
+    last: int
+    phase: Phase
+    block: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    items: tuple[Item, ...]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """A step of one rank; all ranks of a mesh do the same. ``micro`` runs once for every microbatch."""
+
+    mesh: Mesh
+    microbatches: int
+    prologue: GraphSummary
+    micro: GraphSummary
+    update: GraphSummary
+    held: Mapping[str, int]
+    """Bytes held throughout, by kind (parameters, optimizer state, buffers, constants), of all repeats."""
+    accumulators: int = 0
+    """Bytes of gradient accumulators, of all repeats; 0 with one microbatch."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """By block: how many equal ones it stands for. Blocks that are not named stand for themselves."""
+    model_flops: float = 0.0
+    """Floating point operations of the whole global step as captured, recomputation not counted."""
+    samples: int = 0
+    tokens: int = 0
+    """Elements of the global batch's largest integer tensor; 0 if it has none."""
