@@ -10,6 +10,7 @@ SHELL := /bin/bash
 BASE_PYTHON ?= python3
 VENV ?= .venv
 TORCH_PIP_OPTIONS ?=
+TEST_PROCESSES ?= 2
 
 ifdef PYTHON
 READY :=
@@ -28,7 +29,7 @@ demo: $(READY)
 	PYTHON="$(PYTHON)" bash examples/demo.sh
 
 test: $(READY)
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 lint: lint-format lint-style lint-types lint-layers
 

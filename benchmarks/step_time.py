@@ -117,10 +117,14 @@ def compiled(plan: str) -> Callable[[], Step]:
 CONTENDERS: dict[str, Callable[[], Step]] = {
     "PyTorch DDP": ddp,
     "Meshwright ddp": compiled("ddp"),
+    "Meshwright ddp,prefetch": compiled("ddp,prefetch"),
     "PyTorch FSDP2": fsdp2,
     "Meshwright fsdp": compiled("fsdp"),
+    "Meshwright fsdp,prefetch": compiled("fsdp,prefetch"),
 }
-BASELINE = {"Meshwright ddp": "PyTorch DDP", "Meshwright fsdp": "PyTorch FSDP2"}
+BASELINE = {
+    name: "PyTorch DDP" if "ddp" in name else "PyTorch FSDP2" for name in CONTENDERS if name.startswith("Meshwright")
+}
 
 
 def resident(field: str) -> float:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import meshwright.compiler.graph.ops  # noqa: F401  (registers our ops)
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.adapter import write_code
 from meshwright.compiler.graph.fake import fake_mode
 from meshwright.compiler.graph.program import Graph, Signature, Value
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -63,6 +64,7 @@ def on_ranks(
 ) -> list[Any]:
     """Run a module on all ranks of a mesh as threads: inputs are cut as they say (None: given as they are), and the
     outputs, flat, are assembled whole (None: rank 0's)."""
+    write_code(module)
     rendezvous = Rendezvous(mesh.ranks)
     results: dict[int, list[Any]] = {}
 

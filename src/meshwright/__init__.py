@@ -14,6 +14,7 @@ _PLACES = {
     "load": "meshwright.frontend.language",
     "capture": "meshwright.frontend.capture",
     "compile": "meshwright.build",
+    "plan": "meshwright.planning",
     "parallelize": "meshwright.api",
     "transform": "meshwright.transformation",
     "Plan": "meshwright.compiler.plan",
@@ -21,7 +22,7 @@ _PLACES = {
 }
 """Where each public name is defined."""
 
-__all__ = ["MeshwrightError", "Plan", "__version__", "capture", "compile", "load", "parallelize", "transform"]
+__all__ = ["MeshwrightError", "Plan", "__version__", "capture", "compile", "load", "parallelize", "plan", "transform"]
 
 if TYPE_CHECKING:
     from meshwright.compiler.diagnostics import MeshwrightError

@@ -29,6 +29,8 @@ from meshwright.arguments import (
     checked_seed,
     checked_virtual,
 )
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.adapter import mark_stepped
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
@@ -39,6 +41,7 @@ from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
+from meshwright.planning import AUTO, cluster_of, plan_program
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
@@ -61,6 +64,7 @@ def parallelize(
     batch_dims: Mapping[str, int | None] | None = None,
     virtual: int | None = None,
     seed: int = 0,
+    cluster: str | Path | Cluster = LOCAL,
 ) -> Step:
     """Compile the training step of a model and bring its weights onto the ranks.
 
@@ -74,6 +78,8 @@ def parallelize(
     (``"bf16"``, with weights in fp32); if None, that of the plan if the plan says one, else that of the model.
     ``batch_dims`` says by name which dim of a tensor is the batch, where it cannot be seen.
 
+    ``plan="auto"`` lets the planner choose for ``cluster``: a preset (``h100x8``), a cluster file, or a Cluster.
+
     Run it under ``torchrun`` (the weights of rank 0 count), or with ``virtual=N`` on a virtual cluster of N ranks
     in this process. Raises MeshwrightError for what cannot be captured, cut or run.
     """
@@ -86,7 +92,10 @@ def parallelize(
     if given is not None and precision is None:
         precision = given.plan.precision
     program = capture(model, batch, optimizers, loss, clip, batch_dims=batch_dims, precision=precision)
-    made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
+    if plan == AUTO:
+        made = _planned(program, cluster, ranks, precision)
+    else:
+        made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
     if made.mesh.ranks != ranks:
         raise error(
             "E0601",
@@ -297,6 +306,23 @@ class _Given:
     def located(self, diagnostic: Diagnostic) -> Diagnostic:
         """The diagnostic, at the line of the file that it is about."""
         return self.file.located(diagnostic) if self.file is not None else diagnostic
+
+
+def _planned(program: StepProgram, cluster: str | Path | Cluster, ranks: int, precision: Precision | None) -> Plan:
+    """The planner's choice; that of rank 0 counts, whose machine may be another one."""
+    if not dist.is_initialized():
+        return plan_program(program, cluster_of(cluster, ranks), ranks=ranks, precision=precision).plan
+    told: list[Plan | MeshwrightError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [plan_program(program, cluster_of(cluster, ranks), ranks=ranks, precision=precision).plan]
+        except MeshwrightError as fault:
+            told = [fault]
+    dist.broadcast_object_list(told, 0)
+    if isinstance(told[0], MeshwrightError):
+        raise told[0]
+    assert told[0] is not None
+    return told[0]
 
 
 def _given(plan: str | Path | Plan) -> _Given | None:

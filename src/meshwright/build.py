@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
 import torch
 
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.artefact import write_artefact
 from meshwright.compiler.graph.program import StepProgram
@@ -17,8 +20,11 @@ from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
-from meshwright.frontend.pins import pinned_plan
-from meshwright.frontend.source import Source, load_source
+from meshwright.compiler.search.limits import Limits
+from meshwright.frontend.pins import pinned_plan, section_pins
+from meshwright.frontend.source import Source, load_source, source_without_weights
+from meshwright.frontend.widen import widened
+from meshwright.planning import AUTO, cluster_of, plan_program
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,26 @@ class Built:
     warnings: tuple[Diagnostic, ...]
 
 
+@dataclass(frozen=True)
+class Decided:
+    """A captured step and the plan for it."""
+
+    source: Source
+    program: StepProgram
+    plan: Plan
+    warnings: tuple[Diagnostic, ...] = ()
+    file: PlanFile | None = None
+    """Where the plan was read from."""
+
+    @contextlib.contextmanager
+    def located(self) -> Iterator[None]:
+        """Faults of the plan are told with their place in its file."""
+        try:
+            yield
+        except MeshwrightError as fault:
+            raise MeshwrightError(*(self.file.located(d) if self.file else d for d in fault.diagnostics)) from None
+
+
 def compile(
     source: str,
     plan: str | Path | Plan | None = None,
@@ -37,16 +63,49 @@ def compile(
     ranks: int | None = None,
     overrides: Mapping[str, float] | None = None,
     output: str | Path | None = None,
+    cluster: str | Path | Cluster | None = None,
+    batch: int | None = None,
 ) -> Built:
     """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``
     (default: ``gpt-build`` for ``gpt.mw`` or ``package.gpt:factory``).
 
     ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's
-    ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``overrides`` replace sizes and
-    settings by name.
+    ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``plan="auto"`` lets the planner
+    choose for ``cluster`` (``h100x8``, a cluster file, or a Cluster). ``overrides`` replace sizes and settings by
+    name, ``batch`` the samples of the global batch.
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
-    loaded = load_source(source, overrides)
+    decided = decide(source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch)
+    loaded = decided.source
+    with decided.located():
+        rank_program = compile_step(decided.program, _for_ranks(decided.plan, ranks))
+    weights = {} if loaded.train.initial else loaded.weights()
+    tensors = {"initial": weights} if weights else {}
+    changing = loaded.schedule(decided.program.scalars, loaded.train.steps)
+    if changing:
+        tensors["schedule"] = changing
+    folder = write_artefact(rank_program, output or folder_of(source), loaded.description, loaded.train, tensors)
+    return Built(rank_program, folder, decided.warnings)
+
+
+def decide(
+    source: str,
+    plan: str | Path | Plan | None = None,
+    *,
+    ranks: int | None = None,
+    overrides: Mapping[str, float] | None = None,
+    cluster: str | Path | Cluster | None = None,
+    batch: int | None = None,
+    meta: bool = False,
+) -> Decided:
+    """Load and capture a source and find the plan for it, which may be for another number of ranks.
+
+    ``meta``: no weights are needed, so that a factory makes its model on the meta device, if it can. The other
+    arguments and the faults are those of :func:`compile`.
+    """
+    loaded = source_without_weights(source, overrides) if meta else load_source(source, overrides)
+    if batch is not None:
+        loaded = widened(loaded, batch)
     own = loaded.precision
     file = read_plan_file(plan) if _is_file(plan) else None
     if file is not None and "precision" in file.toml.values:
@@ -56,19 +115,13 @@ def compile(
     if file is not None:
         warnings += _check_made_for(file, program, loaded, own)
         chosen = replace(file.plan, precision=loaded.precision)
+    elif plan == AUTO:
+        where = cluster_of(cluster or LOCAL, ranks)
+        limits = Limits(pins=section_pins(loaded))
+        chosen = plan_program(program, where, ranks=ranks, limits=limits, precision=loaded.precision).plan
     else:
         chosen = _plan(plan, loaded, program, ranks)
-    try:
-        rank_program = compile_step(program, _for_ranks(chosen, ranks))
-    except MeshwrightError as fault:
-        raise MeshwrightError(*(file.located(d) if file else d for d in fault.diagnostics)) from None
-    weights = {} if loaded.train.initial else loaded.weights()
-    tensors = {"initial": weights} if weights else {}
-    changing = loaded.schedule(program.scalars, loaded.train.steps)
-    if changing:
-        tensors["schedule"] = changing
-    folder = write_artefact(rank_program, output or folder_of(source), loaded.description, loaded.train, tensors)
-    return Built(rank_program, folder, tuple(warnings))
+    return Decided(loaded, program, chosen, tuple(warnings), file)
 
 
 def folder_of(source: str) -> str:

@@ -19,10 +19,14 @@ from meshwright.compiler.graph.text_parser import parse_border, parse_graph, par
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.bucket import bucket
 from meshwright.compiler.passes.lower import lower
+from meshwright.compiler.passes.offload import offload
+from meshwright.compiler.passes.overlap import overlap
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
+from meshwright.compiler.passes.recompute import recompute
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
+from meshwright.compiler.plan import Recompute
 
 Settings = Mapping[str, str]
 
@@ -52,6 +56,24 @@ def run_bucket(text: str, settings: Settings) -> str:
     return print_graph(verify_shapes(bucket(local, mesh(settings)), mesh(settings)), name)
 
 
+def run_overlap(text: str, settings: Settings) -> str:
+    name, local = parse_local_graph(text)
+    made = overlap(local, mesh(settings), int(settings.get("prefetch", "1")))
+    return print_graph(verify_shapes(made, mesh(settings)), name)
+
+
+def run_recompute(text: str, settings: Settings) -> str:
+    """``save`` is one of the words of a plan; the blocks are ``layers.*``."""
+    name, graph = parse_graph(text)
+    saves = {"nothing": Recompute("layers.*"), "matmuls": Recompute("layers.*", "matmuls")}
+    return print_graph(recompute(graph, (saves[settings["save"]],)), name)
+
+
+def run_offload(text: str, settings: Settings) -> str:
+    name, local = parse_local_graph(text)
+    return print_graph(verify_shapes(offload(local, ("state",)), mesh(settings)), name)
+
+
 def python(text: str, settings: Settings) -> str:
     name, local = parse_local_graph(text)
     return emit_python(local, name, settings.get("title", ""))
@@ -62,6 +84,9 @@ PASSES: dict[str, Callable[[str, Settings], str]] = {
     "propagate": run_propagate,
     "partition": partition,
     "bucket": run_bucket,
+    "overlap": run_overlap,
+    "recompute": run_recompute,
+    "offload": run_offload,
     "python": python,
 }
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import typer
 
+from meshwright.cli.calibrate import calibrate_command
+from meshwright.cli.clusters import clusters_command
 from meshwright.cli.compile import compile_command
 from meshwright.cli.faults import Commands
 from meshwright.cli.inspect import inspect_command
+from meshwright.cli.plan import plan_command
 from meshwright.cli.run import run_command
+from meshwright.cli.simulate import simulate_command
 from meshwright.cli.verify import verify_command
 from meshwright.cli.version import version_command
 
@@ -21,10 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Compile a training step written for one device into the programs that a cluster runs.",
 )
+app.command("plan")(plan_command)
 app.command("compile")(compile_command)
 app.command("run")(run_command)
 app.command("inspect")(inspect_command)
+app.command("simulate")(simulate_command)
 app.command("verify")(verify_command)
+app.command("calibrate")(calibrate_command)
+app.command("clusters")(clusters_command)
 app.command("version")(version_command)
 
 

@@ -14,12 +14,18 @@ def compile_command(
     source: Annotated[str, typer.Argument(help="A .mw file, or a factory as package.module:factory.")],
     plan: Annotated[
         str | None,
-        typer.Option(help="A preset such as fsdp=2,tp=2, or a plan file. Default: what the source says, else fsdp."),
+        typer.Option(
+            help="A preset such as fsdp=2,tp=2, a plan file, or auto. Default: what the source says, else fsdp."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="With --plan auto: a preset such as h100x8, or a cluster file. Default: local.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="The number of ranks to compile for.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The folder to write. Default: gpt-build for gpt.mw.")
     ] = None,
+    batch: Annotated[int | None, typer.Option(help="The samples of the global batch, instead of the source's.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
@@ -27,11 +33,13 @@ def compile_command(
 ) -> None:
     """Compile a training step for a mesh and write the artefact folder."""
     chosen = overrides(set_ or [])
+    if cluster is not None and plan != "auto":
+        raise typer.BadParameter("--cluster chooses nothing without --plan auto")
     from meshwright.build import compile
     from meshwright.cli.faults import print_diagnostics
     from meshwright.cli.tables import plan_line
 
-    built = compile(source, plan, ranks=ranks, overrides=chosen, output=output)
+    built = compile(source, plan, ranks=ranks, overrides=chosen, output=output, cluster=cluster, batch=batch)
     if built.warnings:
         print_diagnostics(*built.warnings)
     typer.echo(f"{plan_line(built.rank_program)}\nwritten to {built.folder}")

@@ -13,9 +13,9 @@ import typer
 from meshwright.cli.tables import plan_line, show, size, table
 
 if TYPE_CHECKING:
-    from meshwright.compiler.analysis.communication import Traffic
-    from meshwright.compiler.analysis.memory import Memory
+    from meshwright.compiler.communication import Traffic
     from meshwright.compiler.emit.artefact import Artefact
+    from meshwright.compiler.prediction import Memory
 
 
 def inspect_command(
@@ -24,19 +24,21 @@ def inspect_command(
 ) -> None:
     """Show the plan, the program, memory per rank by kind, and communication by kind and axis."""
     from meshwright.cli.faults import print_diagnostics
-    from meshwright.compiler.analysis.communication import communication
-    from meshwright.compiler.analysis.memory import memory
+    from meshwright.compiler.analysis.summarize import summarize
+    from meshwright.compiler.communication import communication
     from meshwright.compiler.emit.artefact import read_artefact
+    from meshwright.compiler.memory import memory
 
     artefact = read_artefact(folder)
-    needs, traffic = memory(artefact.rank_program), communication(artefact.rank_program)
+    summary = summarize(artefact.rank_program)
+    needs, traffic = memory(summary), communication(summary)
     if artefact.warnings:
         print_diagnostics(*artefact.warnings)
     if as_json:
         typer.echo(json.dumps(_json(artefact, needs, traffic), indent=2))
         return
     typer.echo(f"{artefact.source.place}\n{plan_line(artefact.rank_program)}\n")
-    show(_parameters(artefact), _program(artefact), _memory(needs), _communication(traffic))
+    show(_parameters(artefact), _program(artefact), _memory(needs), _communication(traffic), *_errors(artefact, needs))
 
 
 def _graphs(artefact: Artefact) -> list[tuple[str, int, int]]:
@@ -71,8 +73,41 @@ def _memory(needs: Memory) -> Any:
     rows = [(kind, size(needs.by_kind.get(kind, 0)), size(most)) for kind, most in needs.most.items()]
     rows.append(("total", size(needs.peak), ""))
     where = f" of {needs.at.block}" if needs.at.block else ""
-    title = f"Memory of a rank; the peak is in {needs.at.graph}, {needs.at.phase}{where} (%{needs.at.node})"
+    title = f"Memory of a rank; the peak is in {needs.at.graph}, {needs.at.phase}{where} (%{needs.at.item})"
     return table(title, ("kind", "at the peak", "most at any time"), rows, numbers=(1, 2))
+
+
+def _errors(artefact: Artefact, needs: Memory) -> list[Any]:
+    """What the last run measured, beside what is predicted, with the error of each kind."""
+    compared = _compared(artefact, needs)
+    if not compared:
+        return []
+    rows = []
+    for name, predicted, measured in compared:
+        unit = (lambda value: f"{1000 * value:.4g} ms") if name == "step time" else size
+        error = f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
+        rows.append((name, unit(predicted), unit(measured), error))
+    predicted_for = artefact.rank_program.plan.predicted
+    title = "Predicted and measured" + (f" (the time on {predicted_for.cluster})" if predicted_for else "")
+    return [table(title, ("", "predicted", "measured", "error"), rows, numbers=(1, 2, 3))]
+
+
+def _compared(artefact: Artefact, needs: Memory) -> list[tuple[str, float, float]]:
+    """Name, predicted and measured value; empty if there has been no run."""
+    from meshwright.runtime.measured import FILE, read_measured
+
+    measured = read_measured(artefact.folder / FILE)
+    if measured is None:
+        return []
+    predicted = artefact.rank_program.plan.predicted
+    found: list[tuple[str, float, float]] = []
+    if predicted is not None and predicted.step_time:
+        found.append(("step time", predicted.step_time, measured.step_time))
+    held = {kind: needs.most.get(kind, 0) for kind in measured.memory if kind in needs.most}
+    found += [(kind, size, measured.memory[kind]) for kind, size in held.items()]
+    found.append(("everything else", needs.peak - sum(held.values()), measured.memory["everything else"]))
+    found.append(("memory at the peak", needs.peak, measured.peak))
+    return found
 
 
 def _communication(traffic: list[Traffic]) -> Any:
@@ -101,4 +136,9 @@ def _json(artefact: Artefact, needs: Memory, traffic: list[Traffic]) -> dict[str
         "program": {name: {"one device": whole, "each rank": local} for name, whole, local in _graphs(artefact)},
         "memory": asdict(needs),
         "communication": [asdict(t) for t in traffic],
+        "predicted": asdict(rank.plan.predicted) if rank.plan.predicted is not None else None,
+        "compared": [
+            {"what": name, "predicted": predicted, "measured": measured}
+            for name, predicted, measured in _compared(artefact, needs)
+        ],
     }

@@ -9,16 +9,22 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from meshwright.compiler.graph.program import StepProgram
     from meshwright.compiler.graph.rank_program import RankProgram
+    from meshwright.compiler.plan import Plan
 
 
 def plan_line(rank_program: RankProgram) -> str:
     """One line on what was compiled."""
-    plan, program = rank_program.plan, rank_program.program
+    return described(rank_program.plan, rank_program.program)
+
+
+def described(plan: Plan, program: StepProgram) -> str:
+    """One line on a plan for a program."""
     count = sum(_elements(p.spec.shape) for p in program.parameters)
     name = f"{plan.name}: " if plan.name else ""
     return (
-        f"{name}{rank_program.mesh.ranks} ranks ({rank_program.mesh}), {plan.microbatches} microbatch"
+        f"{name}{plan.mesh.ranks} ranks ({plan.mesh}), {plan.microbatches} microbatch"
         f"{'' if plan.microbatches == 1 else 'es'} of {program.batch_size // plan.microbatches} samples, "
         f"{count:,} parameters"
     )

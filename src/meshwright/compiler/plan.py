@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,6 +81,29 @@ class Hashes:
 
     model: str = ""
     torch: str = ""
+    cluster: str = ""
+    """Of the cluster that it was chosen for; told, not checked: a plan may run anywhere."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted of a step when the plan was chosen. Seconds and bytes of one rank."""
+
+    cluster: str
+    """The name of the cluster."""
+    step_time: float
+    tokens_per_second: float
+    mfu: float
+    device_memory: int
+    """With what driver and allocator take."""
+    memory: Mapping[str, int]
+    """By kind, at the peak."""
+    compute: Mapping[str, float]
+    """By kind of kernel."""
+    exposed: Mapping[str, float]
+    """By mesh axes: waiting for their messages."""
+    other: Mapping[str, float]
+    """``launch``, ``transfer``, ..."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +126,6 @@ class Plan:
     hashes: Hashes = field(default_factory=Hashes)
     name: str = ""
     """The preset that made it, for people."""
+    predicted: Predicted | None = field(default=None, compare=False)
+    reasons: tuple[str, ...] = field(default=(), compare=False)
+    """Why it was chosen, sentence by sentence."""

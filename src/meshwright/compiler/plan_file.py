@@ -10,6 +10,7 @@ from pathlib import Path
 from meshwright.compiler.diagnostics import Diagnostic, Span, error
 from meshwright.compiler.plan import Hashes, Plan
 from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanReader
+from meshwright.compiler.prediction_text import predicted_lines
 from meshwright.compiler.toml_text import TomlText, parse_toml
 
 
@@ -23,6 +24,12 @@ def plan_to_toml(plan: Plan) -> str:
     ]
     lines += [f"batch = {_list(plan.batch)}".ljust(28) + "# mesh axes that cut the batch"]
     lines += [f"sequence = {_list(plan.sequence)}".ljust(28) + "# mesh axes that cut activations along time"]
+    if plan.offload:
+        lines += [f"offload = {_list(plan.offload)}".ljust(28) + "# kept in the host's memory between updates"]
+    if plan.prefetch:
+        lines += [f"prefetch = {plan.prefetch}".ljust(28) + "# blocks ahead whose stored weights are gathered"]
+    if plan.reasons:
+        lines += ["", "reasons = [", *(f"    {_text(reason)}," for reason in plan.reasons), "]"]
     lines += ["", "[mesh]  # axes of the cluster, outermost first"]
     lines += [f"{_key(name)} = {size}" for name, size in plan.mesh.axes]
     lines += ["", "[storage]  # mesh axes over which each kind of tensor is stored in shards"]
@@ -40,9 +47,20 @@ def plan_to_toml(plan: Plan) -> str:
             sharding = getattr(entry, kind)
             lines += [f"{kind} = {_text(str(sharding))}"] if sharding is not None else []
         lines += [""]
+    if plan.recompute:
+        lines += ([] if plan.parameters else [""]) + [
+            "# What blocks keep of forward for backward, beside their inputs (nothing, matmuls, all); the rest is",
+            "# computed again. Of every so many blocks that match, the first; the first pattern that fits counts.",
+        ]
+    for recompute in plan.recompute:
+        lines += ["[[recompute]]", f"pattern = {_text(recompute.pattern)}", f"save = {_text(recompute.save)}"]
+        lines += [f"every = {recompute.every}", ""]
     if plan.hashes != Hashes():
-        lines += ([] if plan.parameters else [""]) + ["[made_for]  # checked when the plan is used"]
+        lines += ([] if plan.parameters or plan.recompute else [""]) + ["[made_for]  # checked when the plan is used"]
         lines += [f"model = {_text(plan.hashes.model)}", f"torch = {_text(plan.hashes.torch)}"]
+        lines += [f"cluster = {_text(plan.hashes.cluster)}"] if plan.hashes.cluster else []
+    if plan.predicted is not None:
+        lines += ["", *predicted_lines(plan.predicted)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -58,9 +76,11 @@ class PlanFile:
         if fault.place is not None:
             return fault
         quoted = re.findall(r"'([^']*)'", f"{fault.message} {fault.action}")
-        for index, entry in enumerate(self.plan.parameters):
-            if entry.pattern in quoted:
-                return replace(fault, place=self.toml.value("parameters", index, "pattern"))
+        table = "recompute" if fault.code == "E0335" else "parameters"
+        entries = self.plan.recompute if table == "recompute" else self.plan.parameters
+        for index, pattern in enumerate(entry.pattern for entry in entries):
+            if pattern in quoted:
+                return replace(fault, place=self.toml.value(table, index, "pattern"))
         if "microbatch" in fault.message and "microbatches" in self.toml.values:
             return replace(fault, place=self.toml.value("microbatches"))
         return fault

@@ -9,6 +9,8 @@ from typing import Any
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, suggestion
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding, parse_sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
+from meshwright.compiler.prediction_text import PREDICTED, read_predicted, read_reasons
+from meshwright.compiler.recompute_reader import read_offload, read_prefetch, read_recompute
 from meshwright.compiler.toml_text import TomlText
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -16,13 +18,16 @@ DTYPES = ("fp64", "fp32", "bf16", "fp16")
 
 TABLES: dict[str, dict[str, type]] = {
     "": {"name": str, "batch": list, "sequence": list, "microbatches": int, "mesh": dict, "storage": dict,
-         "precision": dict, "parameters": list, "made_for": dict},
+         "precision": dict, "parameters": list, "recompute": list, "offload": list, "prefetch": int, "made_for": dict,
+         "predicted": dict, "reasons": list},
     "storage": {"parameters": list, "gradients": list, "state": list},
     "precision": {"compute": str, "weights": str, "reduce": str},
-    "made_for": {"model": str, "torch": str},
+    "made_for": {"model": str, "torch": str, "cluster": str},
     "parameters": {"pattern": str, "compute": str, "rest": str, "gradient": str, "state": str},
+    "recompute": {"pattern": str, "save": str, "every": int},
+    **PREDICTED,
 }  # fmt: skip
-_TYPES = {str: "a text in quotes", list: "a list", int: "a whole number", dict: "a table"}
+_TYPES = {str: "a text in quotes", list: "a list", int: "a whole number", float: "a number", dict: "a table"}
 
 
 @dataclass
@@ -36,7 +41,7 @@ class PlanReader:
         self.mesh: dict[str, int] = {}
 
     def plan(self) -> Plan:
-        top = self._table("", self.toml.values, ())
+        top = self.table("", self.toml.values, ())
         self.mesh = self._mesh(top.get("mesh"))
         plan = Plan(
             mesh=Mesh(tuple(self.mesh.items())),
@@ -46,8 +51,13 @@ class PlanReader:
             sequence=self._axes(top, ("sequence",)),
             parameters=self._parameters(top.get("parameters", [])),
             precision=Precision(**self._section(top, "precision", self._dtype)),
+            recompute=read_recompute(self, top.get("recompute", [])),
+            offload=read_offload(self, top.get("offload", [])),
+            prefetch=read_prefetch(self, top.get("prefetch", 0)),
             hashes=Hashes(**self._section(top, "made_for", lambda table, path: table[path[-1]])),
             name=top.get("name", ""),
+            predicted=read_predicted(self, top.get("predicted")),
+            reasons=read_reasons(self, top.get("reasons", [])),
         )
         if self.faults:
             raise MeshwrightError(*_once(sorted(self.faults, key=_line)))
@@ -56,8 +66,8 @@ class PlanReader:
     def fault(self, code: str, message: str, place: Span, action: str) -> None:
         self.faults.append(Diagnostic(code, message, place, action))
 
-    def _table(self, kind: str, table: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
-        """The entries of a table that are known and of the right type."""
+    def table(self, kind: str, table: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+        """The entries of a table of that kind that are known and of the right type."""
         known = TABLES[kind]
         good = {}
         for key, value in table.items():
@@ -76,7 +86,7 @@ class PlanReader:
         return good
 
     def _section(self, top: dict[str, Any], kind: str, read: Any) -> dict[str, Any]:
-        table = self._table(kind, top.get(kind, {}), (kind,))
+        table = self.table(kind, top.get(kind, {}), (kind,))
         return {key: read(table, (kind, key)) for key in table}
 
     def _mesh(self, table: dict[str, Any] | None) -> dict[str, int]:
@@ -167,7 +177,7 @@ class PlanReader:
                     "write [[parameters]] and the entries below it",
                 )
                 return ()
-            table = self._table("parameters", entry, path)
+            table = self.table("parameters", entry, path)
             for key in ("pattern", "compute"):
                 if key not in entry:
                     self.fault("E0314", f"this entry has no '{key}'", self.toml.key(*path), f'add {key} = "..."')
@@ -226,7 +236,7 @@ class PlanReader:
         return sharding
 
 
-_EXAMPLES = {str: '"..."', list: '["data"]', int: "2", dict: "{ ... } or a table of its own"}
+_EXAMPLES = {str: '"..."', list: '["data"]', int: "2", float: "0.5", dict: "{ ... } or a table of its own"}
 
 
 def _line(fault: Diagnostic) -> tuple[int, int]:

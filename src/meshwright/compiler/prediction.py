@@ -73,3 +73,5 @@ class Execution:
     fusion: str = "none"
     """``none``: every op is a kernel; ``kernels``: normalisations, rotary embeddings, gated activations, softmax and
     their likes are one kernel each; ``compiled``: all chains of elementwise ops are fused."""
+    attention: str = "flash-2"
+    """The generation of the fused attention kernels: ``flash-2``, or ``flash-1`` (FlashAttention 1, Triton's)."""

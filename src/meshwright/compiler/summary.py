@@ -2,7 +2,8 @@
 
 A summary has the ops of a rank program in the order in which they run, with local sizes, and the lifetime of every
 buffer. Of a region that repeats (a transformer layer) it holds two copies; the second one stands for all but the first
-(``repeats``), so that a summary is as short for 126 layers as for 2.
+(``repeats``), so that a summary is as short for 126 layers as for 2. ``analysis/summarize.py`` makes it from a rank
+program, ``memory.py`` reads off it what lives when.
 """
 
 from __future__ import annotations
@@ -15,7 +16,25 @@ from meshwright.compiler.mesh import Mesh
 
 KernelKind = Literal["matmul", "attention", "elementwise", "reduction", "lookup", "copy", "view"]
 MessageKind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
+TransferDirection = Literal["to device", "to host"]
 Phase = Literal["forward", "backward", "update", "prologue"]
+
+
+KINDS = (
+    "parameters",
+    "optimizer state",
+    "buffers",
+    "constants",
+    "gradients",
+    "batch",
+    "gathered parameters",
+    "activations",
+    "temporaries",
+    "communication buffers",
+    "workspace",
+)
+"""What memory is for. Activations are made in forward; ``temporaries`` in backward and update; communication buffers
+are joined tensors that messages carry; workspace is what an op takes and gives back while it runs."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,8 @@ class Kernel:
     """Bytes of the results."""
     dtype: str = "f32"
     sizes: tuple[int, ...] = ()
+    parts: tuple[Kernel, ...] = ()
+    """The kernels that it runs one after the other where the op is written in others; none: it is one itself."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,7 @@ class Wait:
 class Transfer:
     """A copy between the device and the host's memory (offloaded optimizer state)."""
 
-    direction: Literal["to device", "to host"]
+    direction: TransferDirection
     bytes: int
 
 
@@ -84,7 +105,7 @@ class Item:
 @dataclass(frozen=True)
 class Buffer:
     """A piece of memory and how long it lives: from item ``born`` (-1: from the start) to item ``last``
-    (the number of items: to the end). ``kind`` is one of :data:`meshwright.compiler.analysis.kinds.KINDS`."""
+    (the number of items: to the end). ``kind`` is one of :data:`KINDS`."""
 
     bytes: int
     kind: str
@@ -99,6 +120,8 @@ class Buffer:
 class GraphSummary:
     items: tuple[Item, ...]
     buffers: tuple[Buffer, ...]
+    results: frozenset[int] = frozenset()
+    """The items whose results leave the graph."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.manifest import SourceDescription
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.plan import Precision
@@ -98,6 +98,17 @@ def load_source(text: str, overrides: Mapping[str, float] | None = None) -> Sour
     from meshwright.frontend.factory import source_of_factory
 
     return source_of_factory(module, name, dict(overrides or {}))
+
+
+def source_without_weights(text: str, overrides: Mapping[str, float] | None = None) -> Source:
+    """The same source for those who need no weights: a factory makes its model on the meta device, if it can."""
+    try:
+        with torch.device("meta"):
+            return load_source(text, overrides)
+    except MeshwrightError as fault:
+        if text.endswith(".mw") or fault.diagnostics[0].code != "E0111":
+            raise
+    return load_source(text, overrides)
 
 
 def _from_file(loaded: LoadedFile, overrides: Mapping[str, float]) -> Source:

@@ -41,8 +41,8 @@ class Accumulator:
         self._value: Tensor | None = None
         self._parts: list[Tensor] = []
 
-    def add(self, value: Tensor, taken: set[int]) -> None:
-        """Take over ``value``. ``taken`` holds the memory (see :func:`memory`) that belongs to others."""
+    def add(self, value: Tensor, taken: Taken) -> None:
+        """Take over ``value``, unless its memory is ``taken``: then a copy of it."""
         if self.collects:
             self._parts.append(_own(value, taken))
         elif self.reduction is None:
@@ -66,17 +66,43 @@ class Accumulator:
         return value, self.sharding.owing(partial)
 
 
-def memory(tensors: Iterable[Tensor]) -> set[int]:
-    """The addresses of the memory in which the tensors live."""
-    return {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+class Taken:
+    """Memory that belongs to somebody: by address of each storage, the stretches of bytes in use.
+
+    Gradients that came in one message are parts of one storage, and each may be written in its own part.
+    """
+
+    def __init__(self) -> None:
+        self._stretches: dict[int, list[tuple[int, int]]] = {}
+
+    def whole(self, tensors: Iterable[Tensor]) -> None:
+        """Take all of the memory in which the tensors live."""
+        for tensor in tensors:
+            if tensor.numel():
+                storage = tensor.untyped_storage()
+                start = storage.data_ptr()
+                self._stretches[start] = [(start, start + storage.nbytes())]
+
+    def take(self, tensor: Tensor) -> bool:
+        """Take the stretch that the tensor lies in, unless some of it is taken. Returns whether it could be."""
+        if not tensor.numel():
+            return True
+        start = tensor.data_ptr()
+        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end = start + (reach + 1) * tensor.element_size()
+        stretches = self._stretches.setdefault(tensor.untyped_storage().data_ptr(), [])
+        if any(start < there_end and there_start < end for there_start, there_end in stretches):
+            return False
+        stretches.append((start, end))
+        return True
 
 
-def _own(value: Tensor, taken: set[int]) -> Tensor:
+def _own(value: Tensor, taken: Taken) -> Tensor:
     """``value`` in memory that nobody else has and that may be written; ``taken`` grows by it."""
     # an expanded tensor has several elements in one place, so writing into it is wrong as well
-    shares = not memory([value]).isdisjoint(taken) or any(
-        s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True)
-    )
-    own = value.clone(memory_format=torch.contiguous_format) if shares else value
-    taken |= memory([own])
+    expanded = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
+    if not expanded and taken.take(value):
+        return value
+    own = value.clone(memory_format=torch.contiguous_format)
+    taken.take(own)
     return own

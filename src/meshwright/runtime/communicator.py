@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.functions import COLLECTIVES
+from meshwright.compiler.graph.pending import Done, Kind, Work
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import MICRO, Mesh
 from meshwright.runtime.failure import CollectiveFailed
@@ -96,54 +98,50 @@ class ProcessCommunicator:
         return self.microbatch if axis == MICRO else self._coordinates[axis]
 
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
-        group = self._begin(f"all_reduce({reduction})", x, axes)
-        if group.handle is None:
-            return x
-        with self._named():
-            dist.all_reduce(x, REDUCTIONS[reduction], group.handle)
-        return x
-
-    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
-        begun = []
-        for x in xs:
-            group = self._begin(f"all_reduce({reduction})", x, axes)
-            if group.handle is not None:
-                with self._named():
-                    begun.append(dist.all_reduce(x, REDUCTIONS[reduction], group.handle, async_op=True))
-        with self._named():
-            for work in begun:
-                work.wait()
-        return xs
+        return self._start("all_reduce", x, axes, reduction, beside=False).wait()
 
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        group = self._begin("all_gather", x, axes)
-        if group.handle is None:
-            return x
-        result = x.new_empty((len(group.ranks) * x.shape[0], *x.shape[1:]))
-        with self._named():
-            all_gather_single(result, x.contiguous(), group=group.handle)
-        return group.to_own_order(result)
+        return self._start("all_gather", x, axes, beside=False).wait()
 
     def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        group = self._begin("reduce_scatter", x, axes)
+        return self._start("reduce_scatter", x, axes, beside=False).wait()
+
+    def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
+        return self._start(kind, x, axes, reduction, beside=True)
+
+    def _start(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum", *, beside: bool) -> Work:
+        """Begin a collective and, unless it may run ``beside`` what follows, finish it."""
+        group = self._announce(f"all_reduce({reduction})" if kind == "all_reduce" else kind, x, axes)
         if group.handle is None:
-            return x
-        result = x.new_empty((x.shape[0] // len(group.ranks), *x.shape[1:]))
-        with self._named():
-            reduce_scatter_single(result, group.to_torch_order(x).contiguous(), group=group.handle)
-        return result
+            return Done(x)
+        given, result = x, x
+        if kind == "all_gather":
+            given = x.contiguous()
+            result = x.new_empty((len(group.ranks) * x.shape[0], *x.shape[1:]))
+        elif kind == "reduce_scatter":
+            given = group.to_torch_order(x).contiguous()
+            result = x.new_empty((x.shape[0] // len(group.ranks), *x.shape[1:]))
+        call = self.last_call
+        with named(call):
+            if kind == "all_reduce":
+                work = dist.all_reduce(x, REDUCTIONS[reduction], group.handle, async_op=beside)
+            elif kind == "all_gather":
+                work = all_gather_single(result, given, group=group.handle, async_op=beside)
+            else:
+                work = reduce_scatter_single(result, given, group=group.handle, async_op=beside)
+        return _UnderWay(call, work, given, result, group.to_own_order if kind == "all_gather" else _unchanged)
 
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        group = self._begin("all_to_all", x, axes)
+        group = self._announce("all_to_all", x, axes)
         if group.handle is None:
             return x
         given = group.to_torch_order(x).contiguous()
         result = torch.empty_like(given)
-        with self._named():
+        with named(self.last_call):
             dist.all_to_all_single(result, given, group=group.handle)
         return group.to_own_order(result)
 
-    def _begin(self, name: str, x: Tensor, axes: tuple[str, ...]) -> _Group:
+    def _announce(self, name: str, x: Tensor, axes: tuple[str, ...]) -> _Group:
         group = self._groups.get(tuple(axes))
         if group is None:
             raise InternalError(f"no group was made for the axes ({', '.join(axes)}) before the first step")
@@ -155,13 +153,35 @@ class ProcessCommunicator:
             self._before(call, group.ranks)
         return group
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of torch's collectives, told with the call in which they happened."""
-        try:
-            yield
-        except RuntimeError as failed:
-            raise CollectiveFailed(self.last_call.removeprefix("in "), failed) from failed
+
+@contextlib.contextmanager
+def named(call: str) -> Iterator[None]:
+    """Errors of torch's collectives, told with the call in which they happened."""
+    try:
+        yield
+    except RuntimeError as failed:
+        raise CollectiveFailed(call.removeprefix("in "), failed) from failed
+
+
+@dataclass
+class _UnderWay:
+    """A collective that torch has been given, with the memory that it reads and writes."""
+
+    call: str
+    work: dist.Work | None
+    given: Tensor
+    result: Tensor
+    finish: Callable[[Tensor], Tensor]
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            with named(self.call):
+                self.work.wait()
+        return self.finish(self.result)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 class _Group:

@@ -13,12 +13,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from meshwright.compiler.analysis.offloading import on_host
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.adapter import write_code
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
-from meshwright.runtime.accumulate import PRECISIONS, Accumulator, memory
+from meshwright.runtime.accumulate import PRECISIONS, Accumulator, Taken
+from meshwright.runtime.deposit import depositing, taking
 from meshwright.runtime.finite import OnNonFinite, check_loss, check_norm
 from meshwright.runtime.holdings import Holdings, input_dtype
 from meshwright.runtime.inplace import update_in_place
@@ -78,8 +81,12 @@ class Executor:
         """The gradients of the last step as ``update`` got them, if ``keep_gradients``."""
         self.device = torch.device(device)
         self.microbatches = rank_program.plan.microbatches
+        for graph in (rank_program.prologue, rank_program.micro):
+            write_code(graph.module)
+        self._micro = depositing(rank_program.micro) if self.microbatches > 1 else rank_program.micro.module
         self._update = update_in_place(rank_program.update)
         self._dtypes = {v: input_dtype(rank_program.update, v) for v in rank_program.update.signature.inputs}
+        self._offloads = bool(on_host(rank_program.update))
         self._constants: dict[tuple[str, Sharding], Tensor] = {}
 
     @property
@@ -117,17 +124,18 @@ class Executor:
         accumulators = {
             v: Accumulator(s, communicator.mesh, self._accumulator_dtype(v)) for v, s in graph.outputs.items()
         }
-        taken: set[int] = set()
+        taken = Taken()
         for microbatch in range(self.microbatches):
             communicator.microbatch = microbatch
             inputs = [self._micro_input(v, graph.inputs[v], feed, prologue, key) for v in graph.signature.inputs]
             if not microbatch:
-                taken |= memory(inputs) | memory(t for _, t in self.holdings.items())
-            outputs = list(graph.module(*inputs))
-            outputs.reverse()
-            for value in graph.signature.outputs:
-                # popped, so that a gradient that has been added is freed before the next one is
-                accumulators[value].add(outputs.pop(), taken)
+                taken.whole(inputs)
+                taken.whole(t for _, t in self.holdings.items())
+            with taking(lambda at, value: accumulators[graph.signature.outputs[at]].add(value, taken)):
+                outputs = list(self._micro(*inputs))
+            for value, output in zip(graph.signature.outputs, outputs, strict=True):
+                if output is not None:  # else it was deposited
+                    accumulators[value].add(output, taken)
         communicator.microbatch = 0
         return {v: Local(*accumulators.pop(v).take()) for v in graph.signature.outputs}
 
@@ -200,6 +208,9 @@ class Executor:
                 inputs.append(self._batch_or_constant(value, sharding, _no_batch, key))
         gradients.clear()
         outputs = self._update.module(inputs)
+        if self._offloads and self.device.type == "cuda":
+            # copies to the host are under way still, and whoever reads the state there does not wait for them
+            torch.cuda.current_stream(self.device).synchronize()
         return {v: Local(t, graph.outputs[v]) for v, t in zip(self._update.outputs, outputs, strict=True)}
 
 

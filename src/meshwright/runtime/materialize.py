@@ -14,11 +14,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from meshwright.compiler.analysis.offloading import on_host
 from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.graph.program import Parameter, TensorSpec, Value
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.runtime.executor import RankCommunicator
 from meshwright.runtime.holdings import Holdings, held
+from meshwright.runtime.host_memory import HostTensor, host_tensors
 from meshwright.runtime.layout import Coordinates, take_shard
 
 Weights = Callable[[str, TensorSpec], Tensor]
@@ -36,18 +38,15 @@ def materialize(
     """What the ranks at the given coordinates hold before the first step.
 
     A tied parameter is asked for once, by its canonical name and then by its aliases. ``digests``, if
-    given, is filled with a checksum of every whole tensor; see :func:`check_same_weights`.
+    given, is filled with a checksum of every whole tensor; see :func:`check_same_weights`. Optimizer state that the
+    program offloads lies in the memory of the host.
     Raises MeshwrightError E0606 for a weight that is missing or has another shape.
     """
     program = rank_program.program
     aliases = {p.name: p.aliases for p in program.parameters}
-    result = [Holdings() for _ in ranks]
+    result = [Holdings(state=_first_state(rank_program, torch.device(device))) for _ in ranks]
     for value, place in held(rank_program).items():
         if value.kind == "state":
-            for holdings in result:
-                shape = place.sharding.local_shape(rank_program.mesh)
-                fill = program.state_init.get(value.name, 0.0)
-                holdings.state[value.name] = torch.full(shape, fill, dtype=place.spec.dtype, device=device)
             continue
         whole = _whole(weights, value, aliases.get(value.name, ()), place.spec)
         if digests is not None:
@@ -56,6 +55,23 @@ def materialize(
             shard = take_shard(whole, place.sharding, rank_program.mesh, coordinates)
             holdings.of(value.kind)[value.name] = shard.to(device)
     return result
+
+
+def _first_state(rank_program: RankProgram, device: torch.device) -> dict[str, Tensor]:
+    """The optimizer state of one rank before the first step, in the program's order."""
+    made: dict[str, Tensor] = {}
+    offloaded = on_host(rank_program.update)
+    wanted: dict[str, HostTensor] = {}
+    for value, place in held(rank_program).items():
+        if value.kind == "state":
+            shape = place.sharding.local_shape(rank_program.mesh)
+            fill = rank_program.program.state_init.get(value.name, 0.0)
+            if value.name in offloaded:
+                wanted[value.name] = HostTensor(shape, place.spec.dtype, fill)
+            else:
+                made[value.name] = torch.full(shape, fill, dtype=place.spec.dtype, device=device)
+    found = made | host_tensors(wanted, device)
+    return {name: found[name] for name in rank_program.program.state}
 
 
 def _whole(weights: Weights, value: Value, aliases: Sequence[str], spec: TensorSpec) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import sys
@@ -68,7 +69,20 @@ def memory_in_use(device: torch.device) -> tuple[int, int]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return peak, peak
-    return pages * resource.getpagesize(), peak
+    sizes = {words[0]: int(words[1]) * 1024 for line in status.splitlines() if (words := line.split())[0] in _SIZES}
+    return sizes["VmRSS:"], sizes.get("VmHWM:", peak)
+
+
+_SIZES = ("VmRSS:", "VmHWM:")
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the peak be that of what follows: compiling and reading may have needed more than a step."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):  # on other systems, or where that is not allowed, the peak stays what it was
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -14,6 +14,8 @@ from meshwright.runtime.checkpoint_folder import Record
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.data import Source, feed_of
 from meshwright.runtime.executor import Executor
+from meshwright.runtime.measured import FILE as MEASURED
+from meshwright.runtime.measured import measured_of, write_measured
 from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
 from meshwright.runtime.places import move_aside
 from meshwright.runtime.progress import Reporter, reporter
@@ -46,9 +48,17 @@ class TrainConfig:
 
 
 def train(
-    executor: Executor, source: Source, scalars: Scalars, config: TrainConfig, report: Reporter | None = None
+    executor: Executor,
+    source: Source,
+    scalars: Scalars,
+    config: TrainConfig,
+    report: Reporter | None = None,
+    base: int = 0,
 ) -> list[Metrics]:
     """Train until ``config.steps`` steps are done in all, and return what each step of this run told.
+
+    What was measured goes beside the metrics (:mod:`meshwright.runtime.measured`); ``base`` are the bytes that were
+    in use before there were weights.
 
     Data, random keys and scalars are functions of the step's number, so a resumed run goes on as if it had not stopped.
     """
@@ -83,6 +93,9 @@ def train(
     finally:
         if stream is not None:
             stream.close()
+    measured = measured_of(history, executor.holdings, base, executor.device.type)
+    if config.metrics is not None and rank == 0 and measured is not None:
+        write_measured(config.metrics.with_name(MEASURED), measured, executor.rank_program.plan.predicted)
     return history
 
 

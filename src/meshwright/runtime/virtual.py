@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
+from meshwright.compiler.graph.pending import Kind, Work, at_once
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
@@ -43,10 +44,8 @@ class VirtualCommunicator:
         return self.microbatch if axis == MICRO else self._coordinates[axis]
 
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
-        return self._exchange(f"all_reduce({reduction})", x, axes, lambda i, all_: reduce_in_order(all_, reduction))
-
-    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
-        return [self.all_reduce(x, axes, reduction) for x in xs]
+        total = self._exchange(f"all_reduce({reduction})", x, axes, lambda i, all_: reduce_in_order(all_, reduction))
+        return x.copy_(total)  # written over, as torch.distributed does, so that wrong programs show here too
 
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return self._exchange("all_gather", x, axes, lambda i, all_: torch.cat(all_))
@@ -60,6 +59,9 @@ class VirtualCommunicator:
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         count = self._devices.size(*axes)
         return self._exchange("all_to_all", x, axes, lambda i, all_: torch.cat([t.chunk(count)[i] for t in all_]))
+
+    def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
+        return at_once(self, kind, x, axes, reduction)
 
     def _exchange(
         self, name: str, x: Tensor, axes: tuple[str, ...], read: Callable[[int, list[Tensor]], Tensor]

@@ -25,7 +25,7 @@ from meshwright.runtime.executor import Executor
 from meshwright.runtime.failure import CollectiveFailed, Watch, described, report
 from meshwright.runtime.finite import OnNonFinite
 from meshwright.runtime.materialize import Weights, check_same_weights, materialize
-from meshwright.runtime.metrics import Metrics
+from meshwright.runtime.metrics import Metrics, forget_peak, memory_in_use
 from meshwright.runtime.signatures import VARIABLE, SignatureCheck
 from meshwright.runtime.torch_distributed import PrefixStore, Store, TCPStore, connection_of_its_own, rendezvous
 from meshwright.runtime.train import Scalars, TrainConfig, train
@@ -148,7 +148,9 @@ def executor_of(job: WorkerJob, session: Session) -> Executor:
 
 
 def _train(job: WorkerJob, session: Session) -> list[Metrics]:
-    return train(executor_of(job, session), job.source, job.scalars, job.config)
+    forget_peak(session.device)
+    base, _ = memory_in_use(session.device)
+    return train(executor_of(job, session), job.source, job.scalars, job.config, base=base)
 
 
 @contextmanager

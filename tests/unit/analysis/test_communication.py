@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.compiler.analysis.communication import Traffic, communication, graph_traffic
+from meshwright.compiler.analysis.summarize import summarize, summarize_graph
+from meshwright.compiler.communication import Traffic, communication, graph_traffic
 from meshwright.compiler.graph.text_parser import parse_local_graph
 from meshwright.compiler.mesh import Mesh
 from tests.unit.small_step import small_rank_program
@@ -12,12 +13,12 @@ MESH = Mesh((("micro", 1), ("data", 2), ("tensor", 4)))
 
 def traffic(line: str, type_: str, given: str) -> list[tuple[str, tuple[str, ...], int, int, int]]:
     text = f'local graph a\n  %x: {given} = input batch "x"\n  %y: {type_} = {line}\n  output result "y" = %y\n'
-    found = graph_traffic(parse_local_graph(text)[1], MESH, "a")
+    found = graph_traffic(summarize_graph(parse_local_graph(text)[1], MESH), MESH, "a")
     return [(t.kind, t.axes, t.calls, t.payload, t.sent) for t in found]
 
 
 def test_a_step_counts_every_microbatch() -> None:
-    assert communication(small_rank_program()) == [
+    assert communication(summarize(small_rank_program())) == [
         Traffic("prologue", "all-reduce", ("data",), 1, 8, 8),
         Traffic("micro", "all-gather", ("data",), 2, 2 * 192, 2 * 96),
         Traffic("micro", "reduce-scatter", ("data",), 2, 2 * 192, 2 * 96),
@@ -56,4 +57,5 @@ def test_logsumexp_is_two_reductions() -> None:
 def test_local_work_and_axes_of_one_rank_send_nothing() -> None:
     assert traffic('shard(%x, 0, ("data",))', "f32[4]", "f32[8]") == []
     text = 'local graph a\n  %x: f32[4] = input batch "x"\n  %y: f32[4] = all_reduce(%x, ("one",), "sum")\n'
-    assert graph_traffic(parse_local_graph(text)[1], Mesh((("one", 1),)), "a") == []
+    mesh = Mesh((("one", 1),))
+    assert graph_traffic(summarize_graph(parse_local_graph(text)[1], mesh), mesh, "a") == []

@@ -230,3 +230,15 @@ def test_the_loss_is_a_number_without_a_graph() -> None:
     step = meshwright.parallelize(model, optimizer=adamw(model), batch=batch(0), virtual=2)
     loss = step(batch(0))
     assert not loss.requires_grad and loss.grad_fn is None
+
+
+def test_the_planner_chooses() -> None:
+    model = language()
+    made = meshwright.parallelize(
+        model, optimizer=adamw(model), batch=batch(0), plan="auto", cluster="h100x2", virtual=2
+    )
+    assert made.plan.mesh.ranks == 2
+    assert made.plan.predicted is not None and made.plan.predicted.cluster == "h100x2"
+    assert made.plan.reasons
+    expected = eager_steps(language(), 1)[0]
+    assert abs(float(made(batch(0))) - expected) < 1e-9

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from meshwright.compiler.graph.fake import fake_tensor
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.frontend.capture import capture
 from tests.unit.capture.against_eager import compare
@@ -160,3 +161,36 @@ def test_capture_of_a_large_mask_takes_little_memory() -> None:
 
     program = capture(Large().to("meta"), (torch.empty(8, 2, 4096, 8, device="meta"),))
     assert attention(program).args[5] is True
+
+
+def test_a_mask_expanded_over_a_huge_batch_is_settled_too() -> None:
+    # 2**34 elements, all samples alike: what a model of the transformers library makes of a large global batch
+    def expanded() -> Tensor:
+        position = torch.arange(512).unsqueeze(0).expand(65536, -1)
+        document = (position.diff(prepend=position[:, :1] - 1) != 1).cumsum(-1)
+        seen = position[:, None, None, :] <= position[:, None, :, None]
+        return seen & (document[:, None, None, :] == document[:, None, :, None])
+
+    program = capture(Attend(expanded), (fake_tensor((65536, 512, 4), torch.float32),))
+    (attention,) = (n for n in program.micro.module.graph.nodes if n.target is torch.ops.meshwright.attention.default)
+    assert attention.args[3] is None
+    assert attention.args[5] is True
+    assert not program.constants
+
+
+class Written(nn.Module):
+    """Scores with a mask that is expanded over the batch."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        position = torch.arange(q.shape[1]).unsqueeze(0).expand(q.shape[0], -1)
+        seen = position[:, None, :] <= position[:, :, None]
+        scores = (q @ q.transpose(1, 2)).masked_fill(~seen, -1e9)
+        return (scores.softmax(-1) @ q).sum()
+
+
+def test_a_written_mask_over_a_large_batch_is_kept_once() -> None:
+    program = capture(Written(), (fake_tensor((2048, 128, 4), torch.float32),))
+    (kept,) = program.constants.values()
+    assert kept.shape == (1, 128, 128)
+    seen = kept[0] if bool(kept[0, 0, 0]) else ~kept[0]
+    assert torch.equal(seen, torch.ones(128, 128, dtype=torch.bool).tril())

@@ -14,6 +14,7 @@ from meshwright.compiler.emit.artefact import GRAPHS, read_artefact, write_artef
 from meshwright.compiler.emit.manifest import SourceDescription, program_to_json
 from meshwright.compiler.emit.python import emit_python
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.pending import Kind, Work, at_once
 from meshwright.compiler.graph.text import print_graph
 from meshwright.compiler.graph.text_parser import parse_local_graph
 from meshwright.compiler.mesh import Mesh
@@ -35,9 +36,6 @@ class OneRank:
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
         return x * 2
 
-    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
-        return [self.all_reduce(x, axes, reduction) for x in xs]
-
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return torch.cat([x, x])
 
@@ -46,6 +44,9 @@ class OneRank:
 
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return x
+
+    def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
+        return at_once(self, kind, x, axes, reduction)
 
 
 @pytest.fixture

@@ -150,11 +150,28 @@ parallel
     assert loaded().parallel is None
 
 
-def test_recompute_warns() -> None:
-    text = (EXAMPLES / "gpt.mw").read_text() + "\nparallel\n    recompute attention\n"
+@pytest.mark.parametrize(
+    ("pin", "patterns"),
+    [("attention", ["layers.*.attention"]), ("mlp, attention", ["layers.*.mlp", "layers.*.attention"]),
+     ("layers", ["layers.*"])],
+)  # fmt: skip
+def test_what_is_recomputed(pin: str, patterns: list[str]) -> None:
+    text = (EXAMPLES / "gpt.mw").read_text() + f"\nparallel\n    mesh data = 2\n    recompute {pin}\n"
     file = load_text(text, "gpt.mw")
-    assert file.parallel is not None and file.parallel.recompute == ("attention",)
-    assert [w.code for w in file.warnings] == ["W0201"]
+    assert list(file.recomputed) == patterns and not file.warnings
+
+
+def test_what_is_not_called_cannot_be_recomputed() -> None:
+    text = (EXAMPLES / "gpt.mw").read_text()
+    text = text.replace("\nmodel ", "\ndef other(x[b t d]) -> [b t d]\n    gelu(x)\n\nmodel ", 1)
+    file = load_text(text + "\nparallel\n    mesh data = 2\n    recompute other\n", "gpt.mw")
+    assert [w.code for w in file.warnings] == ["W0201"] and not file.recomputed
+
+
+def test_an_unknown_name_cannot_be_recomputed() -> None:
+    text = (EXAMPLES / "gpt.mw").read_text() + "\nparallel\n    recompute atention\n"
+    with pytest.raises(MeshwrightError, match="did you mean 'attention'"):
+        load_text(text, "gpt.mw")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

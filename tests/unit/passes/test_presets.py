@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.plan import Recompute, Save
 from meshwright.frontend.capture import capture
 from tests.unit.api.small_model import adamw, batch, language
+from tests.unit.passes.stack import step
 
 
 @pytest.fixture(scope="module")
 def program() -> StepProgram:
     model = language()
     return capture(model, batch(0), adamw(model))
+
+
+@pytest.fixture(scope="module")
+def blocks() -> StepProgram:
+    return step()
 
 
 def refused(text: str, program: StepProgram, ranks: int | None) -> Diagnostic:
@@ -46,6 +55,11 @@ REFUSED: dict[tuple[str, int | None], tuple[str, str]] = {
     ("tp=4,micro", 4): ("number of microbatches", "micro=4"),
     ("fsdp=4,sp", 4): ("'sp' needs 'tp'", "tp=2"),
     ("fdsp=2", 4): ("'fdsp'", "did you mean 'fsdp'?"),
+    ("fsdp=4,recompute,selective", 4): ("exclude each other", "leave one"),
+    ("fsdp=4,recompute=0", 4): ("positive whole number", "recompute=2"),
+    ("fsdp=4,recompute=half", 4): ("positive whole number", "recompute=2"),
+    ("fsdp=4,offload=state", 4): ("takes no number", "write offload"),
+    ("fsdp=4,recomptue", 4): ("'recomptue'", "did you mean 'recompute'?"),
 }
 
 
@@ -67,3 +81,31 @@ def test_suggestions_are_presets(program: StepProgram) -> None:
         if ranks is not None and action.startswith("write ") and "," in action and " or" not in action:
             suggested = action.removeprefix("write ")
             assert preset(suggested, program, ranks).mesh.ranks == ranks, text
+
+
+@pytest.mark.parametrize(
+    ("words", "save", "every"),
+    [
+        ("recompute", "nothing", 1),
+        ("recompute=2", "nothing", 2),
+        ("recompute=full", "nothing", 1),
+        ("recompute=full/3", "nothing", 3),
+        ("selective", "matmuls", 1),
+        ("recompute=selective", "matmuls", 1),
+        ("selective=2", "matmuls", 2),
+    ],
+)
+def test_what_blocks_keep(words: str, save: Save, every: int, blocks: StepProgram) -> None:
+    assert preset(f"fsdp=4,{words}", blocks, 4).recompute == (Recompute("blocks.*", save, every),)
+
+
+def test_prefetch_and_offload(program: StepProgram) -> None:
+    plan = preset("fsdp=4,prefetch,offload", program, 4)
+    assert (plan.prefetch, plan.offload) == (1, ("state",))
+    assert preset("fsdp=4,prefetch=3", program, 4).prefetch == 3
+    assert preset("fsdp=4", program, 4) == replace(plan, prefetch=0, offload=(), name="fsdp=4")
+
+
+def test_a_model_without_blocks_cannot_be_recomputed(program: StepProgram, blocks: StepProgram) -> None:
+    assert "no repeated blocks" in refused("fsdp=2,recompute", program, 2).message
+    assert "write fsdp,recompute=2" in refused("recompute=2", blocks, 2).action

@@ -33,3 +33,29 @@ def test_ranks_share_key_value_heads_when_those_are_fewer(llama: StepProgram) ->
     cut = tensor_cut(llama, HEADS)
     assert cut.axes == (("tensor", KEY_VALUE_HEADS), ("group", HEADS // KEY_VALUE_HEADS))
     assert tensor_cut(llama, KEY_VALUE_HEADS).axes == (("tensor", KEY_VALUE_HEADS),)
+
+
+class ByHand(torch.nn.Module):
+    """Attention written as products: more channels in a head than there are heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+        self.out = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, _ = x.shape
+        query, key, value = self.qkv(x).view(b, t, 4, 3, 8).unbind(3)
+        query, key, value = (y.transpose(1, 2) for y in (query, key, value))
+        weights = (query @ key.transpose(2, 3)).softmax(-1)
+        out: torch.Tensor = self.out((weights @ value).transpose(1, 2).reshape(b, t, 32)).sum()
+        return out
+
+
+def test_heads_are_found_where_attention_is_written_as_products() -> None:
+    program = capture(ByHand(), (torch.randn(2, 5, 32),))
+    cut = tensor_cut(program, 2)
+    # the channels of a head are summed in the scores, and to cut them would leave a sum larger than query and key
+    assert [a.size for a in cut.dims["qkv.weight"][0]][:1] == [4]
+    assert cut.cuts[cut.dims["qkv.weight"][0][0]] == ("tensor",)
+    assert [a.size for a in cut.cuts] == [4]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.compiler.diagnostics import MeshwrightError, Span, nearest
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
-from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
+from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Recompute, Storage
 from meshwright.compiler.plan_file import check_made_for, plan_to_toml, read_plan
 
 AXES = ("data", "tensor", "x_1")
@@ -45,8 +45,14 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(axes),
         tuple(entries),
         Precision(draw(st.sampled_from(["fp32", "bf16"])), "fp64", "fp32"),
-        Hashes(draw(st.text(max_size=6)), draw(st.sampled_from(["", "2.13.0"]))),
-        draw(st.text(max_size=10)),
+        recompute=tuple(
+            Recompute(pattern, draw(st.sampled_from(["nothing", "matmuls", "all"])), draw(st.integers(1, 5)))
+            for pattern in draw(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=3))
+        ),
+        offload=draw(st.sampled_from([(), ("state",)])),
+        prefetch=draw(st.integers(0, 3)),
+        hashes=Hashes(draw(st.text(max_size=6)), draw(st.sampled_from(["", "2.13.0"]))),
+        name=draw(st.text(max_size=10)),
     )
 
 
@@ -88,6 +94,17 @@ GOOD = "[mesh]\ndata = 2\ntensor = 2\n"
         (GOOD + '[[parameters]]\npattern = "a"\n', "E0314", 4, 1),
         (GOOD + '[[parameters]]\npattern = "a"\ncompute = "[4]"\n[[parameters]]\npattern = "a"\ncompute = "[4]"\n', "E0320", 8, 11),
         ("parameters = [1]\n" + GOOD, "E0313", 1, 14),
+        ("recompute = [1]\n" + GOOD, "E0313", 1, 13),
+        (GOOD + '[[recompute]]\nsave = "all"\n', "E0314", 4, 1),
+        (GOOD + '[[recompute]]\npattern = "a.*"\n[[recompute]]\npattern = "a.*"\n', "E0320", 7, 11),
+        (GOOD + '[[recompute]]\npattern = "a.*"\nsave = "matmul"\n', "E0333", 6, 8),
+        (GOOD + '[[recompute]]\npattern = "a.*"\nevery = 0\n', "E0334", 6, 9),
+        (GOOD + '[[recompute]]\npattern = "a.*"\nevry = 2\n', "E0312", 6, 1),
+        ("offload = [1]\n" + GOOD, "E0313", 1, 11),
+        ('offload = ["weights"]\n' + GOOD, "E0336", 1, 13),
+        ('offload = ["state", "state"]\n' + GOOD, "E0336", 1, 22),
+        ("prefetch = -1\n" + GOOD, "E0337", 1, 12),
+        ("prefetch = true\n" + GOOD, "E0313", 1, 12),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_with_its_place(text: str, code: str, line: int, column: int) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 from meshwright.compiler.graph.calls import op_call, operand_nodes
 from meshwright.compiler.graph.program import Graph, Value, annotation
 from meshwright.compiler.rules import rule_of
+from meshwright.compiler.rules.rule import Rule
 
 
 @dataclass(eq=False)
@@ -27,7 +28,8 @@ class Atom:
     parts: list[Atom] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
     """``whole`` (some kernel needs it entire), ``lookup`` (a table is read along it by values of the batch),
-    ``logits`` (a softmax or its loss runs over it in pieces), ``head`` (an attention passes it), ``batch``."""
+    ``logits`` (a softmax or its loss runs over it in pieces), ``head`` (an attention passes it, be it one op or
+    written as products of activations), ``batch``."""
 
 
 class Axes:
@@ -94,6 +96,8 @@ def _infer_call(node: fx.Node, axes: Axes, results: dict[tuple[fx.Node, int], li
     if call.name.startswith("meshwright.attention") and rule.results[0] is not None:
         for factor in rule.results[0][1]:
             factors[factor].roles.add("head")
+    for factor, role in _of_activations(node, rule, axes).items():
+        factors[factor].roles.add(role)
     for source, dims in zip(operand_nodes(node), rule.operands, strict=True):
         if source not in axes._dims:
             continue
@@ -103,6 +107,23 @@ def _infer_call(node: fx.Node, axes: Axes, results: dict[tuple[fx.Node, int], li
         if dims_or_none is not None:
             results[node, k] = [[factors[f] for f in names] for names in dims_or_none]
     axes._dims[node] = results.get((node, 0), [])
+
+
+def _of_activations(node: fx.Node, rule: Rule, axes: Axes) -> dict[str, str]:
+    """The roles of factors of a product of two activations that share more than the batch: what they share are heads,
+    and what is summed is not to be cut, since the result is larger than what it is made of."""
+    sources = operand_nodes(node)
+    if len(sources) != 2 or not rule.reduce or rule.results[0] is None or not axes._from_batch.issuperset(sources):
+        return {}
+    if not all(source in axes._dims for source in sources):
+        return {}
+    found = {}
+    result = {f for names in rule.results[0] for f in names}
+    second = {f for names in rule.operands[1] for f in names}
+    for atoms, names in zip(axes._dims[sources[0]], rule.operands[0], strict=True):
+        if set(names) <= result & second and any("batch" not in a.roles for a in _leaves(atoms)):
+            found.update(dict.fromkeys(names, "head"))
+    return {**found, **dict.fromkeys(rule.reduce, "whole")} if found else {}
 
 
 def _leaves(atoms: list[Atom]) -> list[Atom]:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
-from meshwright.compiler.analysis.storage import Storage
+import meshwright.compiler.graph.ops  # noqa: F401  (registers the op that is named below)
+from meshwright.compiler.analysis.storage import CARRIED, Storage
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.program import Value, annotation
 
-KINDS = (
-    "parameters",
-    "optimizer state",
-    "buffers",
-    "constants",
-    "gradients",
-    "batch",
-    "gathered parameters",
-    "activations",
-    "temporaries",
-)
 INPUT_KINDS = {
     "parameter": "parameters",
     "state": "optimizer state",
@@ -30,11 +20,12 @@ INPUT_KINDS = {
     "constant": "constants",
     "gradient": "gradients",
 }
-_GATHERS = (collectives.all_gather, collectives.all_gather_many)
+_TO_DEVICE = torch.ops.meshwright.to_device.default
+_GATHERS = (collectives.all_gather, collectives.all_gather_many, collectives.all_gather_begin)
 
 
 def storage_kinds(
-    order: list[fx.Node],
+    order: Sequence[fx.Node],
     owned: Mapping[fx.Node, tuple[Storage, ...]],
     inputs: Mapping[fx.Node, Value],
     outputs: Mapping[Value, fx.Node],
@@ -51,20 +42,24 @@ def storage_kinds(
         elif node.target in _GATHERS and all(n in weights for n in node.all_input_nodes):
             own = "gathered parameters"
             weights.add(node)
+        elif node.target is _TO_DEVICE:
+            own = INPUT_KINDS[inputs[node.all_input_nodes[0]].kind]
         else:
             own = "activations" if annotation(node).phase == "forward" else "temporaries"
-            if len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in weights and _copies(node):
+            if len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in weights and copies(node):
                 weights.add(node)
                 own = "gathered parameters" if own == "activations" else own
         for storage in owned.get(node, ()):
-            if storage.node is node:
+            if storage.index == CARRIED:
+                kinds.setdefault(storage, "communication buffers")
+            elif storage.node is node:
                 kinds[storage] = "gradients" if storage in gradients and node not in inputs else own
     return kinds
 
 
-def _copies(node: fx.Node) -> bool:
-    """Whether a node only views or casts its operand."""
-    if node.target is operator.getitem:
+def copies(node: fx.Node) -> bool:
+    """Whether a node only views or casts its operand, or takes a part of it."""
+    if node.target in (operator.getitem, collectives.wait):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

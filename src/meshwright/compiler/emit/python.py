@@ -16,7 +16,7 @@ from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.functions import function_name
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
-from meshwright.compiler.graph.text import literal, quoted, value_type
+from meshwright.compiler.graph.text import RECOMPUTE, literal, quoted, value_type
 
 WIDTH = 120
 _RESERVED = {"torch", "operator", "collectives", "Tensor", "DEVICE", "ops"}
@@ -107,10 +107,11 @@ def _body(calls: list[fx.Node], names: dict[fx.Node, str], dead: dict[fx.Node, l
     section = None
     for node in calls:
         note = annotation(node)
-        if (note.block, note.phase) != section and (note.block or not lines):
-            section = (note.block, note.phase)
+        phase = RECOMPUTE if note.recomputed else note.phase
+        if (note.block, phase) != section and (note.block or not lines):
+            section = (note.block, phase)
             lines += [""] if lines else []
-            lines += [f"    # {note.phase}" + (f" of {note.block}" if note.block else "")]
+            lines += [f"    # {phase}" + (f" of {note.block}" if note.block else "")]
         lines += _statement(node, names)
         if dead[node]:
             lines.append("    del " + ", ".join(names[n] for n in dead[node]))

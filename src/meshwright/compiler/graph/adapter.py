@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -25,7 +26,9 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "compiling",
+    "exporting",
     "functionalized",
+    "graph_module",
     "is_mutable",
     "is_random",
     "lifted_constants",
@@ -35,6 +38,7 @@ __all__ = [
     "traced_graph",
     "user_stack_traces",
     "without_export_chatter",
+    "write_code",
 ]
 
 
@@ -88,6 +92,28 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def graph_module(root: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """A module around a graph whose Python code is written when somebody runs or reads it."""
+    return _LazyGraphModule(root, graph)
+
+
+def write_code(module: fx.GraphModule) -> None:
+    """Write the Python code of a module now: threads that run it must not all begin to write it."""
+    _LazyGraphModule.force_recompile(module)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Make ``torch.compiler.is_exporting()`` true: models then take the way that they take in an export."""
+    before = torch.compiler._is_exporting_flag
+    torch.compiler._is_exporting_flag = True
+    try:
+        with compiling():
+            yield
+    finally:
+        torch.compiler._is_exporting_flag = before
 
 
 def is_mutable(target: Any) -> bool:

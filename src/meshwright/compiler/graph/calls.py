@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -26,16 +28,52 @@ def overload(name: str) -> OpOverload:
     return found
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What has been read off a node, and by what one sees that it still holds."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    operands: tuple[fx.Node, ...]
+    values: tuple[Any, ...]
+    call: OpCall
+
+    def holds(self, node: fx.Node) -> bool:
+        # a node whose arguments are changed gets new tuples of them
+        if node.args is not self.args or node.kwargs is not self.kwargs or node.meta.get("val") is not self.values[0]:
+            return False
+        return all(n.meta.get("val") is v for n, v in zip(self.operands, self.values[1:], strict=True))
+
+
+_READ: WeakKeyDictionary[fx.Node, _Read] = WeakKeyDictionary()
+"""A step is compiled for many plans; its nodes are read once."""
+
+
 def op_call(node: fx.Node) -> OpCall | None:
     """The node as a rule sees it, by the fake tensors in ``meta["val"]``; None if it calls no ATen-like op."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    return describe(node.target, node.args, node.kwargs, node.meta.get("val"))
+    return _read(node, node.target).call
 
 
 def operand_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
     """The nodes of the tensor operands, in the order of :attr:`OpCall.operands`."""
     assert isinstance(node.target, OpOverload)
+    found = _READ.get(node)
+    return found.operands if found is not None and found.holds(node) else _operand_nodes(node, node.target)
+
+
+def _read(node: fx.Node, target: OpOverload) -> _Read:
+    found = _READ.get(node)
+    if found is None or not found.holds(node):
+        operands = _operand_nodes(node, target)
+        values = (node.meta.get("val"), *(n.meta.get("val") for n in operands))
+        call = describe(target, node.args, node.kwargs, values[0])
+        found = _READ[node] = _Read(node.args, node.kwargs, operands, values, call)
+    return found
+
+
+def _operand_nodes(node: fx.Node, target: OpOverload) -> tuple[fx.Node, ...]:
     found: list[fx.Node] = []
 
     def visit(value: Any) -> None:
@@ -45,7 +83,7 @@ def operand_nodes(node: fx.Node) -> tuple[fx.Node, ...]:
             for v in value:
                 visit(v)
 
-    args, kwargs = _by_schema(node.target, node.args, node.kwargs)
+    args, kwargs = _by_schema(target, node.args, node.kwargs)
     visit(args)
     visit(list(kwargs.values()))
     return tuple(found)

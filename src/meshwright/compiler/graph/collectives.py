@@ -8,13 +8,14 @@ dims of the tensor as given; sizes are local unless said otherwise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from meshwright.compiler.graph.pending import Kind, Pending, Work
 from meshwright.compiler.mesh import Mesh, Segment, ceil_div
 
 
@@ -32,10 +33,6 @@ class Communicator(Protocol):
         """The reduction over the axes. ``x`` is contiguous and may be overwritten."""
         ...
 
-    def all_reduce_all(self, xs: list[Tensor], axes: tuple[str, ...], reduction: str) -> list[Tensor]:
-        """The reductions of several tensors, begun together. All are contiguous and may be overwritten."""
-        ...
-
     def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         """``[n, ...] -> [k n, ...]``: concatenated along dim 0, first axis outermost."""
         ...
@@ -48,6 +45,14 @@ class Communicator(Protocol):
         """``[k n, ...] -> [k n, ...]``: chunk j of dim 0 goes to rank j of the group."""
         ...
 
+    def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
+        """Begin one of the above and go on. All ranks of a group begin and call in one order. Until it is waited for,
+        ``x`` is neither written nor, if it is to be reduced, read."""
+        ...
+
+
+LARGE = 256 * 2**10
+"""Bytes from which a tensor is worth a message of its own, which spares it the copy into a joint one."""
 
 _current: ContextVar[Communicator] = ContextVar("communicator")
 
@@ -132,30 +137,14 @@ def shard(x: Tensor, dim: int, axes: tuple[str, ...]) -> Tensor:
 
 def all_gather_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...], sizes: list[int]) -> list[Tensor]:
     """Several :func:`all_gather` of one dtype as a single message. ``axes`` is one axis where there is padding."""
-    here = current()
-    moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
-    count = here.mesh.size(*axes)
-    flat = here.all_gather(torch.cat([m.reshape(-1) for m in moved]), axes).view(count, -1)
-    parts = torch.split(flat, [m.numel() for m in moved], dim=1)
-    wholes = [p.reshape(count * m.shape[0], *m.shape[1:]) for p, m in zip(parts, moved, strict=True)]
-    return [w.narrow(0, 0, n).movedim(0, d) for w, d, n in zip(wholes, dims, sizes, strict=True)]
+    flat, finish = _joined_for_gather(xs, dims, axes, sizes)
+    return finish([current().all_gather(flat, axes)])
 
 
 def reduce_scatter_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]) -> list[Tensor]:
     """Several :func:`reduce_scatter` of one dtype as a single message. ``axes`` is one axis where there is padding."""
-    here = current()
-    count = here.mesh.size(*axes)
-    moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
-    padded = [_pad(m, ceil_div(m.shape[0], count) * count) for m in moved]
-    flat = torch.cat([p.reshape(count, -1) for p in padded], dim=1)
-    got = here.reduce_scatter(flat, axes).view(-1)
-    parts = torch.split(got, [p.numel() // count for p in padded])
-    shards = [g.view(p.shape[0] // count, *p.shape[1:]) for g, p in zip(parts, padded, strict=True)]
-    return [s.movedim(0, d) for s, d in zip(shards, dims, strict=True)]
-
-
-LARGE = 256 * 2**10
-"""Bytes from which a tensor is worth a message of its own, which spares it the copy into a joint one."""
+    flat, finish = _joined_for_scatter(xs, dims, axes)
+    return finish([current().reduce_scatter(flat, axes)])
 
 
 def all_reduce_many(
@@ -163,17 +152,44 @@ def all_reduce_many(
 ) -> list[Tensor]:
     """Several :func:`all_reduce` of one dtype (not ``logsumexp``) as one message; if the tensors are ``owned``, that
     is, may be overwritten, large ones are reduced where they lie, and only the small ones are joined."""
-    if owned:
-        large = {i: x.contiguous() for i, x in enumerate(xs) if x.numel() * x.element_size() >= LARGE}
-        small = {i: x for i, x in enumerate(xs) if i not in large}
-        messages = [*large.values(), *([torch.cat([x.reshape(-1) for x in small.values()])] if small else [])]
-        done = current().all_reduce_all(messages, axes, reduction)
-        found = dict(zip(large, done, strict=False))
-        parts = torch.split(done[-1], [x.numel() for x in small.values()]) if small else ()
-        found.update({i: p.view(x.shape) for (i, x), p in zip(small.items(), parts, strict=True)})
-        return [found[i] for i in range(len(xs))]
-    flat = current().all_reduce(torch.cat([x.reshape(-1) for x in xs]), axes, reduction)
-    return [p.view(x.shape) for p, x in zip(torch.split(flat, [x.numel() for x in xs]), xs, strict=True)]
+    return wait(all_reduce_begin(xs, axes, reduction, owned))
+
+
+def all_gather_begin(xs: list[Tensor], dims: list[int], axes: tuple[str, ...], sizes: list[int]) -> Pending:
+    """Begin :func:`all_gather_many`. The tensors must not be written before the :func:`wait`."""
+    flat, finish = _joined_for_gather(xs, dims, axes, sizes)
+    return Pending((current().begin("all_gather", flat, axes),), finish)
+
+
+def reduce_scatter_begin(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]) -> Pending:
+    """Begin :func:`reduce_scatter_many`. The tensors must not be written before the :func:`wait`."""
+    flat, finish = _joined_for_scatter(xs, dims, axes)
+    return Pending((current().begin("reduce_scatter", flat, axes),), finish)
+
+
+def all_reduce_begin(xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum", owned: bool = False) -> Pending:
+    """Begin :func:`all_reduce_many`. The tensors must not be written before the :func:`wait`."""
+    alone = {i: x.contiguous() for i, x in enumerate(xs) if owned and x.numel() * x.element_size() >= LARGE}
+    joined = {i: x for i, x in enumerate(xs) if i not in alone}
+    messages = [*alone.values(), *([torch.cat([x.reshape(-1) for x in joined.values()])] if joined else [])]
+    shapes = {i: x.shape for i, x in joined.items()}
+
+    def finish(done: list[Tensor]) -> list[Tensor]:
+        found = dict(zip(alone, done, strict=False))
+        parts = torch.split(done[-1], [shape.numel() for shape in shapes.values()]) if shapes else ()
+        found.update({i: p.view(shape) for (i, shape), p in zip(shapes.items(), parts, strict=True)})
+        return [found[i] for i in range(len(found))]
+
+    return Pending(tuple(current().begin("all_reduce", m, axes, reduction) for m in messages), finish)
+
+
+BEGINS = (all_gather_begin, reduce_scatter_begin, all_reduce_begin)
+"""What begins a message; each is waited for once."""
+
+
+def wait(pending: Pending) -> list[Tensor]:
+    """The results of what has begun, once they are there."""
+    return pending.finish([work.wait() for work in pending.works])
 
 
 def owe(x: Tensor, axes: tuple[str, ...]) -> Tensor:
@@ -201,3 +217,43 @@ def fill_padding(x: Tensor, dim: int, size: int, axes: tuple[str, ...], value: f
 def _pad(x: Tensor, length: int) -> Tensor:
     missing = length - x.shape[0]
     return torch.cat([x, x.new_zeros((missing, *x.shape[1:]))]) if missing else x
+
+
+Finish = Callable[[list[Tensor]], list[Tensor]]
+
+
+def _joined_for_gather(
+    xs: list[Tensor], dims: list[int], axes: tuple[str, ...], sizes: list[int]
+) -> tuple[Tensor, Finish]:
+    """The message that gathers all of ``xs``, and how its result is taken apart."""
+    count = current().mesh.size(*axes)
+    moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
+    shapes = [m.shape for m in moved]
+
+    def finish(done: list[Tensor]) -> list[Tensor]:
+        parts = torch.split(done[0].view(count, -1), [shape.numel() for shape in shapes], dim=1)
+        wholes = [p.reshape(count * shape[0], *shape[1:]) for p, shape in zip(parts, shapes, strict=True)]
+        return [w.narrow(0, 0, n).movedim(0, d) for w, d, n in zip(wholes, dims, sizes, strict=True)]
+
+    return _flat(moved), finish
+
+
+def _joined_for_scatter(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]) -> tuple[Tensor, Finish]:
+    """The message that reduces and scatters all of ``xs``, and how its result is taken apart."""
+    count = current().mesh.size(*axes)
+    moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
+    padded = [_pad(m, ceil_div(m.shape[0], count) * count) for m in moved]
+    shapes = [torch.Size((p.shape[0] // count, *p.shape[1:])) for p in padded]
+
+    def finish(done: list[Tensor]) -> list[Tensor]:
+        parts = torch.split(done[0].view(-1), [shape.numel() for shape in shapes])
+        return [p.view(shape).movedim(0, d) for p, shape, d in zip(parts, shapes, dims, strict=True)]
+
+    if len(padded) == 1:
+        return padded[0].reshape(-1), finish
+    return torch.cat([p.reshape(count, -1) for p in padded], dim=1).view(-1), finish
+
+
+def _flat(xs: list[Tensor]) -> Tensor:
+    """The elements of all tensors one after another; of a single one without a copy, if it lies so."""
+    return xs[0].reshape(-1) if len(xs) == 1 else torch.cat([x.reshape(-1) for x in xs])

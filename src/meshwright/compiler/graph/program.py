@@ -79,6 +79,8 @@ class Annotation:
     block: str = ""
     """The repeated region that the node belongs to, a module path such as ``model.layers.3``."""
     phase: Literal["forward", "backward", "update", "prologue"] = "forward"
+    recomputed: bool = False
+    """Whether it does again, in backward, what forward has done."""
 
 
 def annotation(node: fx.Node) -> Annotation:

@@ -10,7 +10,8 @@
 A type is the dtype and the shape. In a ``sharded`` graph the shape is written as a sharding,
 ``f32[8@data, 4] +tensor``; where the node's own shape differs from the whole one (the graph of a
 rank) both are given, ``f32[4, 4] of [8@data, 4]``. A node without a sharding is then ``of ?``.
-The comment holds phase and block, and on request the origin.
+The comment holds phase and block, and on request the origin; the phase of ops of backward that do again what forward
+has done is written ``recompute``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Sharding
 
 PHASES = ("forward", "backward", "update", "prologue")
+RECOMPUTE = "recompute"
+"""What stands for the phase of ops of backward that do again what forward has done."""
 
 
 def print_graph(graph: Graph | LocalGraph, name: str, origins: bool = False) -> str:
@@ -98,8 +101,8 @@ def _element(value: object) -> str:
 
 def _comment(note: Annotation, origins: bool) -> str:
     words: list[str] = []
-    if note.phase != "forward" or note.block in PHASES:
-        words.append(note.phase)
+    if note.phase != "forward" or note.block in (*PHASES, RECOMPUTE):
+        words.append(RECOMPUTE if note.recomputed else note.phase)
     if note.block:
         words.append(note.block)
     if origins and note.origin != Origin():

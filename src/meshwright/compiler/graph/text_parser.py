@@ -15,12 +15,13 @@ from meshwright.compiler.graph.dtypes import dtype_named
 from meshwright.compiler.graph.fake import fake_tensor
 from meshwright.compiler.graph.program import Annotation, Graph, Kind, Signature, Value
 from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.graph.text import RECOMPUTE
 from meshwright.compiler.graph.text_line import CODE, Line
 from meshwright.compiler.mesh import Sharding
 
 _HEAD = re.compile(r"(local |sharded )?graph ([A-Za-z_]\w*)\s*$")
 _COMMENT = re.compile(
-    r"#\s*(?:(?P<phase>forward|backward|update|prologue)(?:\s+|$))?(?P<block>[^\s|(@]\S*)?\s*"
+    r"#\s*(?:(?P<phase>forward|backward|update|prologue|recompute)(?:\s+|$))?(?P<block>[^\s|(@]\S*)?\s*"
     r"(?:@ (?P<file>.*?):(?P<line>\d+))?\s*(?:\((?P<module>[^)]*)\))?\s*(?:\| (?P<text>.*))?$"
 )
 _KINDS = get_args(Kind)
@@ -150,7 +151,9 @@ class _Definition:
             node.meta["val"] = _fake(notes)
         found = _COMMENT.match(comment)
         if found:
-            note.phase = found["phase"] or "forward"  # type: ignore[assignment]  # the pattern admits only phases
+            note.recomputed = found["phase"] == RECOMPUTE
+            phase = "backward" if note.recomputed else found["phase"] or "forward"
+            note.phase = phase  # type: ignore[assignment]  # the pattern admits only phases
             note.block = found["block"] or ""
             note.origin = Origin(
                 found["module"] or "", found["file"] or "", int(found["line"] or 0), found["text"] or ""

@@ -8,12 +8,14 @@ stay the same bit for bit, but for the order in which an all-reduce may add its 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
+from meshwright.compiler.analysis.free import free_values
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -21,6 +23,8 @@ from meshwright.compiler.mesh import Mesh, Segment
 
 BYTES = 32 * 2**20
 """The most that one message carries, of local bytes: enough to hide the latency, little beside a block."""
+SMALL = 2**20
+"""In the update, blocks that send less than so many bytes share messages; others send their own, block by block."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def bucket(local: LocalGraph, mesh: Mesh, limit: int = BYTES) -> LocalGraph:
     """The same graph with collectives of one kind, block and phase joined. Needs shapes in ``meta["val"]``."""
     graph = local.module.graph
     order = {n: i for i, n in enumerate(graph.nodes)}
-    free = _free(local)
+    free = free_values(local)
     for key, nodes in _runs(graph.nodes, mesh):
         for members in _buckets(nodes, order, key.early, limit):
             if len(members) > 1:
@@ -54,10 +58,13 @@ def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node
     """Collectives of one key; a run ends where another block begins to use the same kind on the same axes."""
     runs: list[tuple[_Key, list[fx.Node]]] = []
     current: dict[tuple[Any, ...], tuple[_Key, list[fx.Node]]] = {}
-    for node in nodes:
-        key = _key(node, mesh)
-        if key is None:
-            continue
+    keyed = [(node, key) for node in nodes if (key := _key(node, mesh)) is not None]
+    sent: Counter[_Key] = Counter()
+    for node, key in keyed:
+        sent[key] += _bytes(node) if key.target is not collectives.all_gather else _bytes(node) * mesh.size(*key.axes)
+    for node, key in keyed:
+        if key.where[0] == "update" and sent[key] < SMALL:
+            key = replace(key, where=("update", ""))
         kind = (key.target, key.axes, key.reduction, key.dtype, key.early)
         if kind not in current or current[kind][0].where != key.where:
             current[kind] = (key, [])
@@ -90,8 +97,7 @@ def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit
     members: list[fx.Node] = []
     size = 0.0
     for node in nodes:
-        value = node.all_input_nodes[0].meta["val"]
-        bytes_ = value.numel() * value.dtype.itemsize
+        bytes_ = _bytes(node)
         if early:
             fits = not members or order[node.all_input_nodes[0]] < order[members[0]]
         else:
@@ -105,11 +111,10 @@ def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit
         yield members
 
 
-def _free(local: LocalGraph) -> set[fx.Node]:
-    """Values that only one op reads, and whose memory nothing else shares: gradients that come in."""
-    nodes = [n for n in local.module.graph.nodes if n.op == "placeholder"]
-    roles = zip(local.signature.inputs, nodes, strict=True)
-    return {n for value, n in roles if value.kind == "gradient" and len(n.users) == 1}
+def _bytes(node: fx.Node) -> int:
+    """What is sent of the local tensor."""
+    value = node.all_input_nodes[0].meta["val"]
+    return int(value.numel()) * int(value.dtype.itemsize)
 
 
 def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Node, int], free: set[fx.Node]) -> None:
@@ -126,7 +131,10 @@ def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Nod
         else:
             owned = all(i in free for i in inputs) and len(set(inputs)) == len(inputs)
             made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction, owned))
-        made.meta = {"meshwright": replace(annotation(members[0]), shape=(), sharding=None)}
+        note = annotation(members[0])
+        alike = all(annotation(m).block == note.block for m in members)
+        block = note.block if alike else ""
+        made.meta = {"meshwright": replace(note, shape=(), sharding=None, block=block)}
         for i, member in enumerate(members):
             item = graph.call_function(operator.getitem, (made, i))
             item.meta = dict(member.meta)

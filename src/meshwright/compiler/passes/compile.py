@@ -3,47 +3,91 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
+from typing import Any
+
+from torch import fx
 
 from meshwright.compiler.diagnostics import Diagnostic
-from meshwright.compiler.graph.program import Graph, StepProgram, Value
+from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import Layout, LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.bucket import bucket
+from meshwright.compiler.passes.in_turn import in_turn
+from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.layouts import batch_sharding, check_plan, layouts
 from meshwright.compiler.passes.lower import lower
+from meshwright.compiler.passes.offload import offload
+from meshwright.compiler.passes.overlap import overlap
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
-from meshwright.compiler.plan import Plan
+from meshwright.compiler.plan import Offload, Plan
 
 
-def compile_step(program: StepProgram, plan: Plan) -> RankProgram:
+def compile_step(
+    program: StepProgram, plan: Plan, *, verify: bool = True, known: KnownGraphs | None = None
+) -> RankProgram:
     """Partition the three graphs of a step by a plan.
 
+    Without ``verify`` (to price a candidate) the same program comes out, but its shapes are found on meta tensors and
+    owed sums are not derived a second time. With ``known`` graphs that an earlier call has made are not made again:
+    such programs share graphs, and must not be changed.
     Raises MeshwrightError (E03xx) where the plan cannot be followed.
     """
     check_plan(program, plan)
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
-    with_micro = plan.mesh.with_micro(plan.microbatches)
-    sequence = frozenset(plan.sequence)
+    known = known or KnownGraphs()
+    local = partial(_local, known, verify)
 
-    prologue = propagate(program.prologue, plan.mesh, _prologue_placement(program, plan), warn=_warn)
-    micro = propagate(program.micro, with_micro, _micro_placement(program, plan, layout), sequence=sequence, warn=_warn)
-    owed = {v: s for v, s in _output_shardings(micro).items() if v.kind == "gradient"}
-    update = propagate(
-        program.update, plan.mesh, _update_placement(program, layout, state, owed), whole_contractions=True, warn=_warn
+    prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan))
+    micro = local(
+        known.recomputed(program.micro, plan.recompute),
+        plan.mesh.with_micro(plan.microbatches),
+        _micro_placement(program, plan, layout),
+        sequence=frozenset(plan.sequence),
+        prefetch=plan.prefetch,
     )
-    lowered = _lowered(prologue, plan.mesh), _lowered(micro, with_micro), _lowered(update, plan.mesh)
+    owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
+    update = local(
+        program.update,
+        plan.mesh,
+        _update_placement(program, layout, state, owed),
+        whole_contractions=True,
+        prefetch=plan.prefetch,
+        on_host=plan.offload,
+    )
     final = {name: _with_gradient(lies, owed.get(Value("gradient", name))) for name, lies in layout.items()}
-    return RankProgram(program, plan, plan.mesh, *lowered, layouts=final, state=state)
+    return RankProgram(program, plan, plan.mesh, prologue, micro, update, layouts=final, state=state)
 
 
-def _lowered(graph: Graph, mesh: Mesh) -> LocalGraph:
-    verify_owed(graph, mesh)
-    local = verify_shapes(lower(graph, mesh), mesh)
-    return verify_shapes(bucket(local, mesh), mesh)
+def _local(
+    known: KnownGraphs,
+    verify: bool,
+    graph: Graph,
+    mesh: Mesh,
+    placement: Placement,
+    *,
+    sequence: frozenset[str] = frozenset(),
+    whole_contractions: bool = False,
+    prefetch: int = 0,
+    on_host: tuple[Offload, ...] = (),
+) -> LocalGraph:
+    """The graph of a rank."""
+
+    def make() -> LocalGraph:
+        placed = propagate(graph, mesh, placement, sequence=sequence, whole_contractions=whole_contractions, warn=_warn)
+        if verify:
+            verify_owed(placed, mesh)
+        made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
+        made = verify_shapes(bucket(made, mesh), mesh, meta=not verify)
+        made = verify_shapes(overlap(made, mesh, prefetch), mesh, meta=not verify) if prefetch else made
+        return verify_shapes(offload(made, on_host), mesh, meta=not verify) if on_host else made
+
+    options = (verify, sequence, whole_contractions, prefetch, on_host)
+    return known.local(graph, mesh, placement, options, make)
 
 
 def _prologue_placement(program: StepProgram, plan: Plan) -> Placement:
@@ -67,7 +111,22 @@ def _micro_placement(program: StepProgram, plan: Plan, layout: dict[str, Layout]
     outputs = {v: layout[v.name].gradient for v in program.micro.signature.outputs if v.kind == "gradient"}
     wanted = {v: layout[v.name].compute for v in outputs}
     may_owe = frozenset(v for v in program.micro.signature.outputs if v.kind in ("gradient", "loss"))
-    return Placement(inputs, outputs, may_owe, storage, wanted)
+    pays = dict.fromkeys(_paid_in_micro(program, plan), frozenset(plan.batch))
+    outputs |= {v: layout[v.name].state for v in pays}
+    return Placement(inputs, outputs, may_owe, storage, wanted, pays=pays)
+
+
+def _paid_in_micro(program: StepProgram, plan: Plan) -> list[Value]:
+    """Gradients that are reduced beside the backward pass: with one microbatch nothing is saved by owing them. Not
+    those that the update takes in a wider dtype, in which they are to be added."""
+    if not plan.prefetch or plan.microbatches > 1:
+        return []
+    made, taken = program.micro.outputs(), program.update.placeholders()
+    return [v for v in made if v.kind == "gradient" and v in taken and _dtype(made[v]) == _dtype(taken[v])]
+
+
+def _dtype(node: Any) -> object:
+    return annotation(node).dtype if isinstance(node, fx.Node) else None
 
 
 def _update_placement(
@@ -106,13 +165,6 @@ def _with_gradient(layout: Layout, gradient: Sharding | None) -> Layout:
     if gradient is None:
         return layout
     return Layout(layout.rest, layout.compute, gradient.without({"micro"}), layout.state)
-
-
-def _output_shardings(graph: Graph) -> dict[Value, Sharding]:
-    from meshwright.compiler.graph.program import annotation
-
-    found = {v: annotation(n).sharding for v, n in graph.outputs().items()}
-    return {v: s for v, s in found.items() if s is not None}
 
 
 def _warn(text: str) -> None:

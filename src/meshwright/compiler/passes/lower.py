@@ -14,6 +14,7 @@ from dataclasses import replace
 from torch import fx
 
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -50,7 +51,7 @@ class _Lowering:
         self.new.eliminate_dead_code()
         inputs = {v: _sharding(n) for v, n in self.graph.placeholders().items()}
         outputs = {v: _sharding(n) for v, n in self.graph.outputs().items() if isinstance(n, fx.Node)}
-        module = fx.GraphModule(self.graph.module, self.new)
+        module = graph_module(self.graph.module, self.new)
         return LocalGraph(module, self.graph.signature, inputs, outputs)
 
     def _annotate(self, node: fx.Node, made: int) -> None:

@@ -31,6 +31,8 @@ class Placement:
     """How outputs should be made where nothing they are computed from is cut so (gradients)."""
     early: Mapping[Value, Sharding] = field(default_factory=dict)
     """Inputs that are brought into another sharding before anything else reads them."""
+    pays: Mapping[Value, frozenset[str]] = field(default_factory=dict)
+    """By value that ``may_owe``: if it owes over no other axes than these, it does not."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
 """Presets: a plan from a few words, such as ``fsdp=2,tp=2,sp,micro=4``.
 
-=========  ==========================================================================
-``ddp=n``    axis ``replica``: the batch is cut, everything else is whole
-``zero1=n``  axis ``data``: optimizer state in shards
-``zero2=n``  axis ``data``: gradients and optimizer state in shards
-``fsdp=n``   axis ``data``: parameters, gradients and optimizer state in shards (``zero3``)
-``tp=n``     axis ``tensor``: heads, MLP width and vocabulary are cut
-``sp``       activations between tensor-parallel regions are cut along time
-``micro=n``  microbatches
-=========  ==========================================================================
+===============  =====================================================================
+``ddp=n``        axis ``replica``: the batch is cut, everything else is whole
+``zero1=n``      axis ``data``: optimizer state in shards
+``zero2=n``      axis ``data``: gradients and optimizer state in shards
+``fsdp=n``       axis ``data``: parameters, gradients and optimizer state in shards (``zero3``)
+``tp=n``         axis ``tensor``: heads, MLP width and vocabulary are cut
+``sp``           activations between tensor-parallel regions are cut along time
+``micro=n``      microbatches
+``recompute``    blocks keep nothing for backward but their inputs, and are computed again;
+                 ``recompute=k``: every k-th block
+``selective``    blocks keep the results of matrix products and attention, the rest is computed
+                 again; ``selective=k``: every k-th block
+``prefetch=n``   stored weights are gathered n blocks ahead, beside the computation; n is 1
+                 if it is left out
+``offload``      optimizer state is kept in the host's memory
+===============  =====================================================================
 
 One axis may leave its size out; it takes the ranks that the others leave.
 """
@@ -24,10 +31,13 @@ from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.tensor_parallel import tensor_cut
-from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
+from meshwright.compiler.passes.treated import at_every_block
+from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Recompute, Save, Storage
 
 _AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
-_FLAGS = ("sp", "micro")
+_FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload")
+_NUMBERED = ("micro", "recompute", "selective", "prefetch")
+_SAVES: dict[str, Save] = {"recompute": "nothing", "selective": "matmuls"}
 
 
 def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
@@ -60,9 +70,24 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         sequence=tensor if "sp" in flags else (),
         parameters=parameters,
         precision=precision or Precision(),
+        recompute=_recompute(flags, program),
+        offload=("state",) if "offload" in flags else (),
+        prefetch=flags.get("prefetch", 0),
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
         name=text,
     )
+
+
+def _recompute(flags: dict[str, int], program: StepProgram) -> tuple[Recompute, ...]:
+    """An entry for each kind of block of the program. Raises E0307 if it has none."""
+    for word, save in _SAVES.items():
+        if word in flags:
+            entries = at_every_block(program.micro, Recompute("", save, flags[word]))
+            if not entries:
+                message, action = f"'{word}': the program has no repeated blocks", f"leave '{word}' out"
+                raise error("E0307", message, None, action)
+            return entries
+    return ()
 
 
 def _parse(text: str, ranks: int | None) -> tuple[dict[str, int], dict[str, int]]:
@@ -83,11 +108,14 @@ def _parse(text: str, ranks: int | None) -> tuple[dict[str, int], dict[str, int]
             open_word = word
             sizes[word] = 0
     if not sizes:
-        flag_words = [f"micro={flags['micro']}" if flag == "micro" else flag for flag in flags]
+        flag_words = [f"{flag}={n}" if flag == "micro" or n > 1 else flag for flag, n in flags.items()]
         words = ",".join(["tp" if "sp" in flags else "fsdp", *flag_words])
         action = f"write {words}" if flags else "write fsdp, or ddp=2,tp=2"
         raise error("E0307", f"the preset '{text}' names no axis", None, action)
     _fit(text, sizes, open_word, ranks)
+    if flags.keys() >= _SAVES.keys():
+        message = "'recompute' and 'selective' exclude each other: both say what blocks keep"
+        raise error("E0307", message, None, "leave one of the two out")
     if "sp" in flags and "tp" not in sizes:
         raise error("E0307", "'sp' needs 'tp': it cuts activations over the tensor axis", None, "add tp=2, say")
     return sizes, flags
@@ -105,16 +133,27 @@ def _items(text: str) -> list[str]:
 
 def _word_and_number(item: str) -> tuple[str, int]:
     """A word that is known, and its number; 0 if it has none."""
-    word, equals, number = item.partition("=")
+    word, equals, number = _in_words_of_the_field(item).partition("=")
     if word not in _AXES and word not in _FLAGS:
         raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
     if word == "sp" and equals:
         raise error("E0307", f"'{item}': sp takes no number, it follows tp", None, "write sp")
+    if word == "offload" and equals:
+        raise error("E0307", f"'{item}': offload takes no number", None, "write offload")
     if word == "micro" and not number:
         raise error("E0307", "'micro' needs the number of microbatches", None, "write micro=4, say")
     if equals and not re.fullmatch("0*[1-9][0-9]{0,8}", number):
         raise error("E0307", f"'{item}' needs a positive whole number", None, f"write {word}=2, say")
-    return word, int(number or 0)
+    return word, int(number or (1 if word in _NUMBERED else 0))
+
+
+def _in_words_of_the_field(item: str) -> str:
+    """``recompute=selective`` as ``selective``, ``recompute=full/2`` as ``recompute=2``; anything else as it is."""
+    found = re.fullmatch(r"recompute=(selective|full)(?:/(.+))?", item)
+    if found is None:
+        return item
+    word = "selective" if found[1] == "selective" else "recompute"
+    return f"{word}={found[2]}" if found[2] else word
 
 
 def _fit(text: str, sizes: dict[str, int], open_word: str, ranks: int | None) -> None:

@@ -13,13 +13,14 @@ from dataclasses import replace
 
 from torch import fx
 
+from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, Value, annotation
-from meshwright.compiler.mesh import Mesh, Sharding
+from meshwright.compiler.mesh import MICRO, Mesh, Sharding
 from meshwright.compiler.passes.moves import Moves
 from meshwright.compiler.passes.placement import DECISION, Chosen, Placed, Placement
 from meshwright.compiler.passes.proposals import Held, Priority
-from meshwright.compiler.passes.questions import Questions, Warn, call_of, is_sum
+from meshwright.compiler.passes.questions import Questions, Warn, call_of, is_sum, widens
 from meshwright.compiler.passes.sums import regrouped, terms_of, total_by_groups
 from meshwright.compiler.passes.wanted import wanted_shardings
 from meshwright.compiler.rules.arguments import unchanged
@@ -54,6 +55,7 @@ class _Propagation:
         self.questions = questions
         self.new = fx.Graph()
         self.moves = Moves(self.new, mesh, sequence)
+        self.sequence = sequence
         self.placed: dict[fx.Node, tuple[Placed | None, ...]] = {}
         self.wanted = wanted_shardings(graph, mesh, placement.wanted)
 
@@ -67,7 +69,7 @@ class _Propagation:
                 self.placed[node] = self._place_call(node)
             elif node.op == "output":
                 self._place_outputs()
-        return Graph(fx.GraphModule(self.graph.module, self.new), self.graph.signature)
+        return Graph(graph_module(self.graph.module, self.new), self.graph.signature)
 
     def _place_input(self, node: fx.Node, value: Value) -> None:
         copy = self.new.node_copy(node)
@@ -77,7 +79,11 @@ class _Propagation:
         placed = Placed(_annotate(copy, node, sharding), sharding, priority, weight=value.kind == "parameter")
         target = self.placement.early.get(value)
         if target is not None:
-            placed = replace(self.moves.move(placed, target, node), priority=dict.fromkeys(target.axes, Priority.HARD))
+            # it belongs to the block of whoever reads it first
+            reader = next((u for u in node.users if annotation(u).block), node)
+            placed = replace(
+                self.moves.move(placed, target, reader), priority=dict.fromkeys(target.axes, Priority.HARD)
+            )
         self.placed[node] = (placed,)
 
     def _place_call(self, node: fx.Node) -> tuple[Placed | None, ...]:
@@ -85,6 +91,8 @@ class _Propagation:
             return (self._place_item(node),)
         call, sources = call_of(node), operand_nodes(node)
         operands = [self.moves.paid(self._only(s)) for s in sources]
+        if widens(node, call):
+            operands = [self._paid_before(p, node) for p in operands]
         if call.name == "meshwright.total.default":
             total = total_by_groups(self.new, call, node, operands, self.moves, lambda n, s: _annotate(n, node, s))
             if total is not None:
@@ -99,6 +107,13 @@ class _Propagation:
         if is_sum(call) and alone and made[0] is not None:
             return (replace(made[0], terms=terms_of(operands)),)
         return made
+
+    def _paid_before(self, placed: Placed, user: fx.Node) -> Placed:
+        """The value without what it owes over axes of ranks, except where it is to be scattered along time."""
+        target = Sharding(placed.sharding.dims, frozenset(p for p in placed.sharding.partial if p[0] == MICRO))
+        if target == placed.sharding or placed.sharding.owed & self.sequence:
+            return placed
+        return self.moves.move(placed, target, user)
 
     def _place_op(
         self, node: fx.Node, call: OpCall, sources: tuple[fx.Node, ...], operands: list[Placed]
@@ -142,7 +157,9 @@ class _Propagation:
             placed = self._only(node) if may_owe else self.moves.paid(self._only(node))
             target = self.placement.outputs.get(value) or Sharding.whole(placed.sharding.shape)
             if may_owe:
-                target = target.owing(p for p in placed.sharding.partial if p[0] not in target.axes)
+                owed = [p for p in placed.sharding.partial if p[0] not in target.axes]
+                pays = self.placement.pays.get(value, frozenset()).issuperset(axis for axis, _ in owed)
+                target = target if pays else target.owing(owed)
             made.append(self.moves.move(placed, target, node, final=True).node)
         self.new.output(tuple(made))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from meshwright.compiler.graph.calls import op_call
+from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.proposals import Held
 from meshwright.compiler.passes.strategy import Decision, decide
@@ -15,6 +15,11 @@ from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.rule import OpCall, Rule
 
 Warn = Callable[[str], None]
+
+
+_DECISIONS: dict[Hashable, tuple[Rule, Decision]] = {}
+"""For all graphs and plans of a process; the mesh is part of the key, the rule is held so that its id stays its own."""
+_MOST = 100_000
 
 
 class Questions:
@@ -25,18 +30,19 @@ class Questions:
         self._sequence = sequence
         self._whole = whole_contractions
         self._warn = warn
-        self._rules: dict[Hashable, Rule] = {}
-        self._decisions: dict[Hashable, Decision] = {}
+        self._without: dict[Hashable, Rule] = {}
+        if len(_DECISIONS) > _MOST:
+            _DECISIONS.clear()
 
     def rule(self, call: OpCall) -> Rule:
         """The rule of a call; an op without one needs whole operands, and the user is told."""
-        key = _key(call)
-        if key not in self._rules:
-            rule = rule_of(call)
-            if rule is None:
-                self._warn(f"no rule for {call.name}: it runs on whole operands")
-            self._rules[key] = rule or whole_rule(call)
-        return self._rules[key]
+        rule = rule_of(call)
+        if rule is not None:
+            return rule
+        if call.key not in self._without:
+            self._warn(f"no rule for {call.name}: it runs on whole operands")
+            self._without[call.key] = whole_rule(call)
+        return self._without[call.key]
 
     def decision(
         self,
@@ -46,11 +52,13 @@ class Questions:
         keep_storage: bool = False,
     ) -> Decision:
         """How a call is cut whose operands lie so; see :func:`decide`."""
-        lies = tuple((h.sharding, tuple(sorted(h.priority.items())), h.bytes) for h in held)
-        key = (_key(call), lies, wanted, keep_storage)
-        if key not in self._decisions:
-            self._decisions[key] = decide(
-                self.rule(call),
+        rule = self.rule(call)
+        lies = tuple([(h.sharding, tuple(sorted(h.priority.items())), h.bytes) for h in held])
+        key = (id(rule), call.key, lies, wanted, keep_storage, self._mesh, self._sequence, self._whole)
+        known = _DECISIONS.get(key)
+        if known is None:
+            made = decide(
+                rule,
                 held,
                 self._mesh,
                 wanted=wanted,
@@ -59,7 +67,8 @@ class Questions:
                 keep_storage=keep_storage,
                 whole=self._whole and call.name.startswith("meshwright.einsum"),
             )
-        return self._decisions[key]
+            known = _DECISIONS[key] = rule, made
+        return known[1]
 
 
 def whole_rule(call: OpCall) -> Rule:
@@ -95,12 +104,10 @@ def is_sum(call: OpCall) -> bool:
     )
 
 
-def _key(call: OpCall) -> Hashable:
-    """What makes two calls the same question: the op and its arguments, tensors by their types."""
-
-    def freeze(value: Any) -> Hashable:
-        if isinstance(value, (list, tuple)):
-            return tuple(freeze(v) for v in value)
-        return (type(value), value) if isinstance(value, (bool, int, float)) else value
-
-    return call.name, freeze(call.args), tuple((k, freeze(v)) for k, v in call.kwargs.items())
+def widens(node: fx.Node, call: OpCall) -> bool:
+    """Whether the call casts an activation to a wider dtype: what it owes is paid before, in fewer bytes."""
+    before, after = node.args[0] if node.args else None, node.meta.get("val")
+    value = before.meta.get("val") if isinstance(before, fx.Node) else None
+    if call.name != "aten._to_copy.default" or not isinstance(value, Tensor) or not isinstance(after, Tensor):
+        return False
+    return annotation(node).phase == "forward" and value.dim() > 1 and value.element_size() < after.element_size()

@@ -9,7 +9,7 @@ An axis that some kernel needs whole (a norm, a head's channels) is never cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from meshwright.compiler.analysis.axes import Atom, infer_axes
@@ -53,26 +53,20 @@ class TensorCut:
         return Sharding(dims).canonical(mesh)
 
 
-def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
-    """Find what ``degree`` ranks of tensor parallelism cut. Raises E0306 when there is nothing to cut."""
-    axes = infer_axes(program.micro, program.batch_dims)
-    dims = {v.name: axes.of(n) for v, n in program.micro.placeholders().items() if v.kind == "parameter"}
-    uses: dict[Atom, set[str]] = {}
-    for name, atoms_of_dims in dims.items():
-        for atom in (a for atoms in atoms_of_dims for a in atoms):
-            uses.setdefault(atom, set()).add(name)
+def tensor_cut(program: StepProgram, degree: int, whole: Collection[str] = ()) -> TensorCut:
+    """Find what ``degree`` ranks of tensor parallelism cut. ``whole`` leaves a group out: ``heads``, ``inner`` or
+    ``vocabulary``. Raises E0306 when there is nothing to cut."""
+    dims, uses = _uses(program)
     free = [a for a in uses if not a.roles & {"whole", "batch"}]
-    attentions = _attentions([a for a in free if "head" in a.roles], uses)
+    attentions = [] if "heads" in whole else _attentions([a for a in free if "head" in a.roles], uses)
     mesh_axes = _mesh_axes(attentions, degree)
     every = tuple(name for name, _ in mesh_axes)
     cuts: dict[Atom, tuple[str, ...]] = {}
     for heads in attentions:
         cuts.update(_head_cuts(heads, mesh_axes, degree))
     taken = {name for a in cuts for name in uses[a]}
-    inner = [a for a in free if not a.roles and len(uses[a]) > 1 and a.size >= degree]
-    tables = [
-        a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles and a.size >= VOCABULARY * degree
-    ]
+    inner = [a for a in _inner(free, uses) if a.size >= degree and "inner" not in whole]
+    tables = [a for a in _tables(free) if a.size >= VOCABULARY * degree and "vocabulary" not in whole]
     for atom in sorted(inner, key=lambda a: -a.size) + sorted(tables, key=lambda a: -a.size):
         if not uses[atom] & taken:
             cuts[atom] = every
@@ -85,6 +79,39 @@ def tensor_cut(program: StepProgram, degree: int) -> TensorCut:
             "use data parallelism (fsdp), or name the shardings in a plan file",
         )
     return TensorCut(mesh_axes, cuts, dims)
+
+
+def cut_sizes(program: StepProgram) -> dict[str, tuple[int, ...]]:
+    """What tensor parallelism may cut: the numbers of ``heads`` (key/value heads and the queries of each, if they
+    differ), the ``inner`` widths, and the ``vocabulary``. Groups that the program does not have are absent."""
+    _, uses = _uses(program)
+    free = [a for a in uses if not a.roles & {"whole", "batch"}]
+    attentions = _attentions([a for a in free if "head" in a.roles], uses)
+    heads = {tuple(a.size for a in group) for group in attentions}
+    taken = {name for group in attentions for a in group for name in uses[a]}
+    inner = {a.size for a in _inner(free, uses) if not uses[a] & taken}
+    tables = {a.size for a in _tables(free)}
+    found = {"heads": min(heads, default=()), "inner": tuple(sorted(inner)), "vocabulary": tuple(sorted(tables))}
+    return {name: sizes for name, sizes in found.items() if sizes}
+
+
+def _uses(program: StepProgram) -> tuple[dict[str, list[list[Atom]]], dict[Atom, set[str]]]:
+    """The logical axes of every parameter's dims, and by axis the parameters that have it."""
+    axes = infer_axes(program.micro, program.batch_dims)
+    dims = {v.name: axes.of(n) for v, n in program.micro.placeholders().items() if v.kind == "parameter"}
+    uses: dict[Atom, set[str]] = {}
+    for name, atoms_of_dims in dims.items():
+        for atom in (a for atoms in atoms_of_dims for a in atoms):
+            uses.setdefault(atom, set()).add(name)
+    return dims, uses
+
+
+def _inner(free: Iterable[Atom], uses: dict[Atom, set[str]]) -> list[Atom]:
+    return [a for a in free if not a.roles and len(uses[a]) > 1]
+
+
+def _tables(free: Iterable[Atom]) -> list[Atom]:
+    return [a for a in free if a.roles & {"lookup", "logits"} and "head" not in a.roles]
 
 
 def _attentions(heads: list[Atom], uses: dict[Atom, set[str]]) -> list[list[Atom]]:

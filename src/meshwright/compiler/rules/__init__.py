@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Hashable
 from functools import cache
 
 from meshwright.compiler.rules.rule import REGISTRY, OpCall, Rule
+
+_KNOWN: dict[Hashable, Rule] = {}
+"""Repeated blocks, and the plans of a search, ask the same again and again."""
+_MOST = 100_000
 
 
 @cache
@@ -37,4 +42,12 @@ def rule_of(call: OpCall) -> Rule | None:
         from meshwright.compiler.rules.pointwise import pointwise
 
         function = pointwise
-    return function(call) if function else None
+    if function is None:
+        return None
+    key = (function, call.key)
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= _MOST:
+            _KNOWN.clear()
+        found = _KNOWN[key] = function(call)
+    return found

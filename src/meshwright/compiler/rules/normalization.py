@@ -22,7 +22,7 @@ def _rows(call: OpCall, at: int, normalized: int) -> tuple[dict[str, int], Dims,
     return sizes, dims, (*dims[:rows], *((),) * normalized), dims[rows:]
 
 
-@rule("aten.native_layer_norm", "aten._fused_rms_norm")
+@rule("aten.native_layer_norm", "aten._fused_rms_norm", "meshwright.rms_norm")
 def row_norm(call: OpCall) -> Rule:
     """``(x, normalized_shape, weight, [bias,] eps) -> (y, [mean,] rstd)``."""
     sizes, dims, statistics, weights = _rows(call, 0, len(call.args[1]))
@@ -37,7 +37,7 @@ def row_norm(call: OpCall) -> Rule:
     )
 
 
-@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
+@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward", "meshwright.rms_norm_backward")
 def row_norm_backward(call: OpCall) -> Rule:
     """``(grad, x, normalized_shape, [mean,] rstd, weight, [bias,] mask) -> (dx, dweight, [dbias])``."""
     sizes, dims, statistics, weights = _rows(call, 1, len(call.args[2]))

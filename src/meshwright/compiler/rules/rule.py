@@ -16,8 +16,9 @@ What is not said follows from where a factor stands:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Factors = tuple[str, ...]
@@ -53,6 +54,17 @@ class OpCall:
     results: tuple[TensorType | None, ...]
     pointwise: bool = False
     """Whether ATen tags the op as pointwise; such an op without a rule gets the pointwise one."""
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What makes two calls the same question: the op and its arguments, tensors by their types."""
+        return self.name, _frozen(self.args), tuple([(k, _frozen(v)) for k, v in self.kwargs.items()])
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, (list, tuple)):
+        return tuple([_frozen(v) for v in value])
+    return (type(value), value) if isinstance(value, (bool, int, float)) else value
 
 
 @dataclass(frozen=True)

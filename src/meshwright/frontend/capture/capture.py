@@ -16,12 +16,14 @@ from meshwright.compiler.plan import Precision
 from meshwright.frontend.capture import batch as batches
 from meshwright.frontend.capture.assemble import finish, lift_constants, split_prologue
 from meshwright.frontend.capture.batch import Step
+from meshwright.frontend.capture.casts import label_update, place_casts
 from meshwright.frontend.capture.contractions import rewrite_contractions
 from meshwright.frontend.capture.export import PREFIX, export
 from meshwright.frontend.capture.fingerprint import fingerprint
 from meshwright.frontend.capture.folding import fold_masks
 from meshwright.frontend.capture.joint import trace_joint
 from meshwright.frontend.capture.origins import Blocks, strip
+from meshwright.frontend.capture.spread import keep_once
 from meshwright.frontend.capture.stand_in import Casts, buffers, cast, casts, parameters
 from meshwright.frontend.capture.tidy import tidy
 from meshwright.frontend.capture.update import Optimizers, Owner, capture_update, owners
@@ -65,6 +67,7 @@ def capture(
     update = capture_update(
         [p for p in logical if p.name in trained], optimizer, owned, clip, tuple(scalars), wanted.reduce, constants
     )
+    label_update(update.graph, Blocks(model))
     used = {v.name for g in (prologue, micro_graph, update.graph) for v in g.signature.inputs if v.kind == "constant"}
     program = StepProgram(
         prologue,
@@ -150,9 +153,11 @@ class _Micro:
         results = [Value("loss", "loss")]
         results += [Value("buffer", strip(str(outputs[i].target), PREFIX)) for i in changed]
         results += [Value("gradient", n) for n in with_gradient]
+        keep_once(joint.module)
         lift_constants(joint.module, inputs, constants, "micro_")
         rewrite_contractions(joint.module)
         tidy(joint.module)
+        place_casts(joint.module.graph, inputs, results, Blocks(self._model))
         return joint.module, inputs, results, set(with_gradient)
 
     def _fakes(self, constants: dict[str, Tensor]) -> list[Tensor]:

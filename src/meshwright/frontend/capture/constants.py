@@ -9,10 +9,22 @@ from torch import Tensor, fx
 
 from meshwright.compiler.graph.adapter import is_mutable, is_random, untraced
 
-SMALL = 1 << 20
+SMALL = 1 << 28
 """Elements up to which a value is searched for dims along which nothing changes."""
+LARGEST = 1 << 32
+"""Elements up to which a value is computed."""
 UNTAGGED = ("__and__", "__or__", "__xor__", "to")
 """Pointwise ops that ATen does not tag so."""
+_ALONG = {
+    torch.ops.aten.cat.default: (1, 0),
+    torch.ops.aten.cumsum.default: (1, 0),
+    torch.ops.aten.diff.default: (2, -1),
+}
+"""Ops that mix elements along one dim alone: the position of that argument, and its default."""
+
+
+class TooLarge(Exception):
+    """A value has more than LARGEST elements that may differ."""
 
 
 def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -26,7 +38,10 @@ def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def evaluate(node: fx.Node, values: dict[fx.Node, Any] | None = None) -> Tensor:
-    """The real value of a constant node, on the CPU. ``values`` remembers what it was computed from."""
+    """The real value of a constant node, on the CPU. ``values`` remembers what it was computed from.
+
+    Raises TooLarge.
+    """
     values = {} if values is None else values
     pending = [node]
     while pending:
@@ -57,15 +72,41 @@ def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = torch.ops.aten.reshape.default  # the strides of what is computed here are its own
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
     pointwise = torch.Tag.pointwise in target.tags or str(target).split(".")[1] in UNTAGGED
+    if target in _ALONG:
+        return _along(target, args, kwargs)
     if not pointwise or not shapes:
         found = target(*args, **kwargs)
         return _shared(found) if isinstance(found, Tensor) and found.numel() <= SMALL else found
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch has no types here
-    found = target(*(_once(a) if isinstance(a, Tensor) else a for a in args), **kwargs)
-    return found.expand(shape)
+    narrow = [once(a) if isinstance(a, Tensor) else a for a in args]
+    computed = torch.broadcast_shapes(*(a.shape for a in narrow if isinstance(a, Tensor)))  # type: ignore[no-untyped-call]  # as above
+    if computed.numel() > LARGEST:
+        raise TooLarge
+    return target(*narrow, **kwargs).expand(shape)
 
 
-def _once(x: Tensor) -> Tensor:
+def _along(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op along one dim, computed once along the dims in which none of its tensors changes."""
+    tensors = [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, (list, tuple)) else (a,))]
+    tensors = [x for x in tensors if isinstance(x, Tensor)]
+    position, default = _ALONG[target]
+    rank = tensors[0].dim()
+    along = (args[position] if len(args) > position else kwargs.get("dim", default)) % max(1, rank)
+    alike = all(x.dim() == rank for x in tensors)
+    equal = [d for d in range(rank) if alike and d != along and all(x.stride(d) == 0 for x in tensors)]
+
+    def narrowed(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [narrowed(v) for v in value]
+        for dim in equal if isinstance(value, Tensor) else ():
+            value = value.narrow(dim, 0, 1)
+        return value
+
+    found = target(*(narrowed(a) for a in args), **{k: narrowed(v) for k, v in kwargs.items()})
+    return found.expand([tensors[0].shape[d] if d in equal else n for d, n in enumerate(found.shape)])
+
+
+def once(x: Tensor) -> Tensor:
     """One of each of the equal slices along dims of stride 0."""
     for dim in range(x.dim()):
         x = x.narrow(dim, 0, 1) if x.stride(dim) == 0 and x.shape[dim] > 1 else x
@@ -76,6 +117,6 @@ def _shared(x: Tensor) -> Tensor:
     """The same values, with stride 0 along dims in which they do not change."""
     for dim in range(x.dim()):
         first = x.narrow(dim, 0, 1)
-        if x.shape[dim] > 1 and bool((x == first).all()):
+        if x.shape[dim] > 1 and torch.equal(first, x.narrow(dim, 1, 1)) and bool((x == first).all()):
             x = first.expand(x.shape)
     return x

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from meshwright.frontend.capture.constants import constant_nodes, evaluate
+from meshwright.frontend.capture.constants import TooLarge, constant_nodes, evaluate
 from meshwright.frontend.capture.lowering.site import Folded
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-LARGEST = 1 << 32
-"""Elements up to which a mask is evaluated; a larger one stays computed in the step."""
 
 
 def fold_masks(graph: fx.Graph) -> tuple[dict[fx.Node, Folded], dict[str, Tensor]]:
-    """What the constant masks are, by attention node, and those that stay as constants, by name."""
+    """What the constant masks are, by attention node, and those that stay as constants, by name.
+
+    A mask that is too large to be evaluated stays computed in the step.
+    """
     constant = constant_nodes(graph)
     values: dict[fx.Node, Any] = {}
     known: dict[fx.Node, Folded] = {}
@@ -28,10 +29,14 @@ def fold_masks(graph: fx.Graph) -> tuple[dict[fx.Node, Folded], dict[str, Tensor
     constants: dict[str, Tensor] = {}
     for node in graph.nodes:
         mask = _mask(node)
-        if mask is None or mask not in constant or mask.meta["val"].numel() > LARGEST:
+        if mask is None or mask not in constant:
             continue
         if mask not in known:
-            value = evaluate(mask, values)
+            try:
+                value = evaluate(mask, values)
+            except TooLarge:
+                constant.discard(mask)
+                continue
             t, s = node.args[0].meta["val"].shape[-2], node.args[1].meta["val"].shape[-2]
             known[mask] = classify(value, t, s)
             if known[mask].constant:

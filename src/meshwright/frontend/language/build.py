@@ -111,6 +111,16 @@ def declared_parameters(block: Block, prefix: str = "") -> dict[str, Parameter]:
     return found
 
 
+def patterns_of(block: Block, name: str, prefix: str = "") -> tuple[str, ...]:
+    """The module paths at which a function is called or a repeat stands, with ``*`` for the number of a copy."""
+    found: list[str] = []
+    for child in block.children:
+        path = prefix + child.attribute + (".*" if child.count is not None else "")
+        named = child.attribute if child.count is not None else child.block.name
+        found += [path] if named == name else patterns_of(child.block, name, f"{path}.")
+    return tuple(found)
+
+
 def initial_values(module: nn.Module) -> dict[str, Parameter]:
     """The parameters of a module built from a file, by dotted name, with how each is filled."""
     return {

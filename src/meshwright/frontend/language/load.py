@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from meshwright.frontend.language.build import (
     declared_parameters,
     forward_source,
     initialize,
+    patterns_of,
 )
 from meshwright.frontend.language.checker import Checked, check
 from meshwright.frontend.language.initial import draw
@@ -77,6 +78,12 @@ class LoadedFile:
         """The whole first value of one parameter, float32: for whoever materialises shards."""
         parameter = declared_parameters(self.checked.model)[name]
         return draw(parameter.initial, name, parameter.shape, self.seed if seed is None else seed)
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Patterns of the module paths that the `parallel` section recomputes (``layers.*.attention``)."""
+        names = self.parallel.recompute if self.parallel else ()
+        return tuple(dict.fromkeys(p for name in names for p in patterns_of(self.checked.model, name)))
 
     @property
     def parameter_axes(self) -> dict[str, tuple[str, ...]]:
@@ -143,11 +150,22 @@ def load_text(text: str, path: str, overrides: Mapping[str, float] | None = None
     parallel: ParallelSection | None = None
     warnings: tuple[Diagnostic, ...] = ()
     if file.parallel is not None:
-        parallel, warnings = read_parallel(file.parallel, sizes, tuple(functions))
+        bodies = [f.body for f in (*file.functions, file.model)]
+        repeated = [r.name.name for body in bodies for r in repeats(body)]
+        parallel = read_parallel(file.parallel, sizes, (*functions, *repeated))
+        warnings = tuple(_without_effect(parallel, checked.model))
         check_parameters(parallel, {n: p.axes for n, p in declared_parameters(checked.model).items()})
     return LoadedFile(
         path, file.model.name.name, sizes, train, parallel, warnings, checked, Classes(path, imported), vocabulary
     )
+
+
+def _without_effect(parallel: ParallelSection, model: Block) -> Iterator[Diagnostic]:
+    """Of functions that are to be recomputed, that the model does not call them."""
+    for name, span in parallel.recompute.items():
+        if not patterns_of(model, name):
+            message = f"'recompute {name}' has no effect: the model does not call '{name}'"
+            yield Diagnostic("W0201", message, span, "call it, or remove it from the line")
 
 
 def _check_overrides(file: tree.File, overrides: Mapping[str, float]) -> None:

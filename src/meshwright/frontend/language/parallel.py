@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.compiler.diagnostics import Diagnostic, Span, error, nearest, suggestion
+from meshwright.compiler.diagnostics import Span, error, nearest, suggestion
 from meshwright.frontend.language import tree
 from meshwright.frontend.language.sizes import Dimensions, positive
 
@@ -35,21 +35,19 @@ class ParallelSection:
     sequence: Placement | None = None
     microbatches: int | None = None
     microbatches_span: Span | None = None
-    recompute: tuple[str, ...] = ()
+    recompute: Mapping[str, Span] = field(default_factory=dict)
+    """Functions and repeats whose values are computed again in backward."""
 
 
-def read_parallel(
-    section: tree.Parallel, dimensions: Dimensions, functions: tuple[str, ...]
-) -> tuple[ParallelSection, tuple[Diagnostic, ...]]:
-    """Check the pins; also returns warnings about those without effect."""
+def read_parallel(section: tree.Parallel, dimensions: Dimensions, blocks: tuple[str, ...]) -> ParallelSection:
+    """Check the pins. ``blocks`` are the names of functions and repeats."""
     mesh, mesh_span = _mesh(section, dimensions)
     names = tuple(name for name, _ in mesh)
     shard: dict[str, Placement] = {}
     storage: dict[str, Placement] = {}
     sequence: Placement | None = None
     microbatches: tuple[int, Span] | None = None
-    recompute: list[str] = []
-    warnings: list[Diagnostic] = []
+    recompute: dict[str, Span] = {}
     for pin in section.pins:
         placement = Placement(tuple(_mesh_axis(word, names, pin) for word in pin.on), pin.span)
         match pin.kind:
@@ -66,28 +64,19 @@ def read_parallel(
                 microbatches = (positive(pin.values[0], dimensions.constants, "the number of microbatches"), pin.span)
             case "recompute":
                 for word in pin.subjects:
-                    if word.name not in functions:
-                        raise error(
-                            "E0210", f"unknown function '{word.name}'", word.span, suggestion(word.name, functions)
-                        )
-                    recompute.append(word.name)
-                message, action = (
-                    "'recompute' has no effect yet: everything that backward needs is kept",
-                    "remove the line",
-                )
-                warnings.append(Diagnostic("W0201", message, pin.span, action))
-    return (
-        ParallelSection(
-            mesh,
-            mesh_span,
-            shard,
-            storage,
-            sequence,
-            microbatches[0] if microbatches else None,
-            microbatches[1] if microbatches else None,
-            tuple(recompute),
-        ),
-        tuple(warnings),
+                    if word.name not in blocks:
+                        message = f"unknown function or repeat '{word.name}'"
+                        raise error("E0210", message, word.span, suggestion(word.name, blocks))
+                    recompute.setdefault(word.name, word.span)
+    return ParallelSection(
+        mesh,
+        mesh_span,
+        shard,
+        storage,
+        sequence,
+        microbatches[0] if microbatches else None,
+        microbatches[1] if microbatches else None,
+        recompute,
     )
 
 

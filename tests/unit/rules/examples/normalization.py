@@ -44,6 +44,9 @@ EXAMPLES = [
         (x(7, 8, 9), x(7, 8, 9), [9], positive(*ROWS), x(9), [True, True]),
         {},
     ),
+    ("meshwright.rms_norm.default", (x(7, 8, 9), [9], x(9), 1e-5), {}),
+    ("meshwright.rms_norm.default", (x(7, 8, 9), [8, 9], x(8, 9), 1e-5), {}),
+    ("meshwright.rms_norm_backward.default", (x(7, 8, 9), x(7, 8, 9), [9], positive(*ROWS), x(9)), {}),
     ("aten.native_group_norm.default", (x(*IMAGE), x(32), x(32), 7, 32, 15, 8, 1e-5), {}),
     (
         "aten.native_group_norm_backward.default",

@@ -3,11 +3,12 @@
 They are few, and each exists because the ATen form hides what a partitioner must know: which
 dims a contraction sums (``einsum``), which element of the whole tensor a random number belongs
 to (``dropout``), which rows of a table a shard holds (``embedding``, ``cross_entropy_backward``,
-``pick``), and that an attention is causal (``attention``).
+``pick``), that an attention is causal (``attention``), and how little a norm keeps for backward
+(``rms_norm``). ``to_device`` and ``to_host`` come in by a pass alone.
 """
 
 from __future__ import annotations
 
-from meshwright.compiler.graph.ops import attention, contraction, lookup, loss, random
+from meshwright.compiler.graph.ops import attention, contraction, lookup, loss, norm, random, transfer
 
-__all__ = ["attention", "contraction", "lookup", "loss", "random"]
+__all__ = ["attention", "contraction", "lookup", "loss", "norm", "random", "transfer"]

@@ -43,7 +43,7 @@ def sizes(equation: str, x: Tensor, y: Tensor) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _form(equation: str) -> str:
+def kernel_form(equation: str) -> str:
     """Which fast kernel computes the equation: ``linear``, ``matmul``, ``outer`` or ``general``."""
     a, b, out = parse(equation)
     if a and len(b) == 2 and a[-1] == b[1] and b[0] not in a and out == a[:-1] + b[0]:
@@ -65,7 +65,7 @@ def _form(equation: str) -> str:
 
 def _einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
     sizes(equation, x, y)
-    form = _form(equation)
+    form = kernel_form(equation)
     if form == "linear":
         return F.linear(x, y)
     if form == "matmul":
@@ -131,7 +131,7 @@ def _weight_gradient_order(equation: str) -> str:
     """The same contraction with its operands in the order that has a fast kernel, if only one has."""
     a, b, out = parse(equation)
     swapped = f"{b},{a}->{out}"
-    return swapped if _form(equation) == "general" and _form(swapped) != "general" else equation
+    return swapped if kernel_form(equation) == "general" and kernel_form(swapped) != "general" else equation
 
 
 def _ordered(equation: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

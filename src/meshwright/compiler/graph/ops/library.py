@@ -13,14 +13,17 @@ import torch
 LIBRARY: Any = torch.library.Library("meshwright", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types here
 
 Kernel = Callable[..., Any]
+KERNELS: dict[str, Kernel] = {}
+"""By name, without the namespace: how each op is written."""
 
 
 def register(schema: str, kernel: Kernel, fake: Kernel) -> None:
     """Define the op ``schema`` with one kernel for every device and one for fake and meta tensors.
 
-    The kernels must not return an input or a view of one: a functional op makes new tensors.
+    The kernels must not return an input or a view of one, unless the schema says so: a functional op makes new tensors.
     """
     name = "meshwright::" + schema.partition("(")[0]
+    KERNELS[schema.partition("(")[0]] = kernel
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(name, kernel, device)

@@ -70,11 +70,12 @@ def linear_index(
 
 
 def keep(seed: Tensor, site: int, index: Tensor, p: float) -> Tensor:
-    """Which elements of the whole tensor, by linear index, survive dropout with probability ``p``."""
+    """Which elements of the whole tensor, by linear index, survive dropout with probability ``p``. Eight bytes for each
+    element are much, so ``index`` is overwritten."""
     base = torch.zeros(1, dtype=torch.int64, device=index.device)
     for part in (seed[0], seed[1], site):
         base = _mix(base + part + GOLDEN)
-    number = _mix((index + 1).mul_(GOLDEN).add_(base))
+    number = _mix(index.add_(1).mul_(GOLDEN).add_(base))
     return _shift(number, 11) >= round(p * (1 << 53))
 
 

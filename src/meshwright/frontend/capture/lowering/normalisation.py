@@ -18,6 +18,8 @@ def rms_norm(site: Site, x: Tensor, shape: list[int], weight: Tensor | None = No
     wide = x.float() if x.dtype in HALF else x
     dims = list(range(x.dim() - len(shape), x.dim()))
     small = torch.finfo(x.dtype).eps if eps is None else eps
+    if weight is not None and weight.is_floating_point() and weight.shape == x.shape[dims[0] :]:
+        return torch.ops.meshwright.rms_norm(x, shape, weight, small)[0]  # type: ignore[no-any-return]  # ops have no types
     made = wide * torch.rsqrt(mean_of(wide * wide, dims, True) + small)
     made = made if weight is None else made * weight
     return made.to(x.dtype)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from meshwright.compiler.analysis.offloading import TO_HOST
+from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.functions import COLLECTIVES
 
@@ -40,7 +42,10 @@ class Memory:
 
     def _place(self, node: fx.Node) -> None:
         operand = node.args[0] if node.args else None
-        if isinstance(operand, fx.Node) and in_place_target(node) is not None and self._free(operand, node):
+        if node.target is TO_HOST and isinstance(operand, fx.Node):
+            self.owners[node] = self.owners[operand]
+            self.written[node] = operand
+        elif isinstance(operand, fx.Node) and in_place_target(node) is not None and self._free(operand, node):
             self.reused.add(node)
             self.owners[node] = self.owners[operand]
             origin = operand if operand.op == "placeholder" else self.written.get(operand)
@@ -97,5 +102,7 @@ def _allocates(node: fx.Node) -> bool:
         source = node.args[0]
         # the results of one op, or the pieces of one message, lie beside each other
         return isinstance(source, fx.Node) and _allocates(source)
+    if node.target in collectives.BEGINS:
+        return False  # the message reads its operands until it is waited for
     name = getattr(node.target, "__name__", "")
     return COLLECTIVES.get(name) is node.target and name not in VIEWS

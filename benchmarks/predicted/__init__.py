@@ -1,0 +1,1 @@
+"""Predictions on a calibrated machine against real steps on its ranks."""

@@ -1,0 +1,84 @@
+"""Score the cost model on published measurements.
+
+    python -m benchmarks.published [--rows FILE] [--json FILE] [--fit] [--cache FOLDER]
+
+Every row is a model, a cluster, a plan and what was measured of it. Rows that a pipeline cuts, or that tell too
+little, are listed with the reason. ``--fit`` fits the devices' constants anew on half of the rows and prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from benchmarks.published.fit import fit
+from benchmarks.published.fitted import FITTED
+from benchmarks.published.predict import clusters, predicted, simulated
+from benchmarks.published.programs import Programs, prepare
+from benchmarks.published.report import as_json, as_text
+from benchmarks.published.rows import OWN, Row, Skipped, Unreadable, parse_all, read
+from benchmarks.published.score import Scored
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.summary import RankSummary
+
+CACHE = Path.home() / ".cache" / "meshwright" / "published"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=OWN, help="a file of rows (default: those of the project)")
+    parser.add_argument("--json", type=Path, help="write everything, row by row, to this file")
+    parser.add_argument("--fit", action="store_true", help="fit the devices' constants anew, and score with them")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where programs are kept")
+    parser.add_argument("--no-cache", action="store_true", help="compile every program anew, and keep none")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        rows, skipped = parse_all(read(given.rows))
+    except Unreadable as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    priced, more = priced_rows(rows, Programs(None if given.no_cache else given.cache))
+    skipped += more
+    constants = {c.device.name: c.device.efficiency for _, _, c in priced}
+    if given.fit:
+        constants |= fit(priced, tell)
+    scored = [
+        Scored(row, predicted(simulated(row, summary, cluster, constants)), row.id in FITTED)
+        for row, summary, cluster in priced
+    ]
+    for line in as_text(scored, skipped, constants):
+        print(line)
+    if given.json:
+        given.json.write_text(json.dumps(as_json(scored, skipped, constants), indent=1), encoding="utf-8")
+    return 0
+
+
+def priced_rows(rows: list[Row], programs: Programs) -> tuple[list[tuple[Row, RankSummary, Cluster]], list[Skipped]]:
+    """The rows with their program and cluster, and those that have none."""
+    on = clusters(rows)
+    skipped = [Skipped(r.id, r.source, c) for r, c in zip(rows, on, strict=True) if isinstance(c, str)]
+    placed = [(r, c) for r, c in zip(rows, on, strict=True) if isinstance(c, Cluster)]
+    priced = []
+    summaries = prepare([r for r, _ in placed], programs, tell)
+    for (row, cluster), summary in zip(placed, summaries, strict=True):
+        if isinstance(summary, str):
+            skipped.append(Skipped(row.id, row.source, summary))
+        else:
+            priced.append((row, summary, cluster))
+    return priced, skipped
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Fit the few constants of each kind of device on half of the rows.
+
+While constants are tried, a row's kernels are added up, and what else its step takes (waiting for messages and for
+the host) is kept from the last simulation; then all rows are simulated anew, three times over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.published.predict import execution, simulated
+from benchmarks.published.rows import Row
+from benchmarks.published.score import chosen_for_fitting
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.cluster.device import Device, Efficiency
+from meshwright.compiler.cluster.kernels import kernel_seconds, with_attention
+from meshwright.compiler.summary import Kernel, RankSummary
+from meshwright.compiler.timeline.fusion import fused
+
+Priced = tuple[Row, RankSummary, Cluster]
+ROUNDS = 3
+FEWEST = 8
+"""Rows from which on a device's constants are fitted."""
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "matmul": (0.4, 0.95),
+    "matmul_half": (8.0, 512.0),
+    "attention": (0.15, 0.8),
+    "attention_backward": (0.1, 0.7),
+    "attention_first": (0.4, 1.0),
+    "memory": (0.4, 0.95),
+}
+"""What is fitted on step times, and within which limits it means what it says."""
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "launch": (3e-6, 5e-6, 7e-6, 10e-6, 14e-6),
+    "contention": (0.0, 0.03, 0.06, 0.1, 0.15),
+}
+"""Constants of what is not a kernel's own time: tried with whole simulations."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A row's step as its kernels, how often each runs, and the seconds in which no kernel runs."""
+
+    row: Row
+    device: Device
+    kernels: Sequence[tuple[Kernel, int]]
+    idle: float
+
+    def error(self, efficiency: Efficiency) -> float:
+        """The logarithm of predicted over measured time."""
+        device = with_attention(replace(self.device, efficiency=efficiency), self.row.habits.attention)
+        busy = sum(count * kernel_seconds(device, kernel) for kernel, count in self.kernels)
+        return math.log((busy + self.idle) / (self.row.seconds or 1.0))
+
+
+def family(name: str) -> str:
+    """Devices that differ in their memory alone share their constants (``a100-40`` and ``a100-80``)."""
+    return name.partition("-")[0]
+
+
+def fit(priced: Sequence[Priced], tell: Callable[[str], None]) -> dict[str, Efficiency]:
+    """The fitted constants by device; devices with too few rows keep theirs."""
+    groups: dict[str, list[Priced]] = defaultdict(list)
+    for one in priced:
+        if chosen_for_fitting(one[0]):
+            groups[family(one[2].device.name)].append(one)
+    found: dict[str, Efficiency] = {}
+    for name, members in groups.items():
+        timed = [p for p in members if p[0].seconds is not None]
+        if len(timed) < FEWEST:
+            continue
+        start = timed[0][2].device.efficiency
+        for number in range(ROUNDS):
+            start = best_tried(timed, start) if number else start
+            works = [work(p, start) for p in timed]
+            start = descend(works, start)
+            tell(f"{name}, round {number + 1}: mean error {mean_error(works, start):.2%} of {len(works)} rows")
+        start = fit_memory(members, start)
+        found.update({p[2].device.name: start for p in priced if family(p[2].device.name) == name})
+    return found
+
+
+def best_tried(timed: Sequence[Priced], start: Efficiency) -> Efficiency:
+    """The constants of TRIED, one after the other."""
+    for name, values in TRIED.items():
+        tried = [replace(start, **{name: value}) for value in values]
+        start = min(tried, key=lambda efficiency: _simulated_error(timed, efficiency))
+    return start
+
+
+def _simulated_error(timed: Sequence[Priced], efficiency: Efficiency) -> float:
+    found = (simulated(row, s, c, {c.device.name: efficiency}).seconds / (row.seconds or 1.0) for row, s, c in timed)
+    return sum(_size(math.log(ratio)) for ratio in found) / len(timed)
+
+
+def work(priced: Priced, efficiency: Efficiency) -> Work:
+    row, summary, cluster = priced
+    kernels: Counter[Kernel] = Counter()
+    for graph, times in ((summary.prologue, 1), (summary.micro, summary.microbatches), (summary.update, 1)):
+        for position, kernel in fused(graph, execution(row).fusion).items():
+            kernels[kernel] += times * summary.repeats.get(graph.items[position].block, 1)
+    found = simulated(row, summary, cluster, {cluster.device.name: efficiency})
+    device = with_attention(replace(cluster.device, efficiency=efficiency), row.habits.attention)
+    busy = sum(count * kernel_seconds(device, kernel) for kernel, count in kernels.items())
+    return Work(row, cluster.device, tuple(kernels.items()), found.seconds - busy)
+
+
+def mean_error(works: Sequence[Work], efficiency: Efficiency) -> float:
+    """The mean size of the errors."""
+    return sum(_size(w.error(efficiency)) for w in works) / len(works)
+
+
+def _size(error: float) -> float:
+    """Capped: a row that went wrong for its own reasons shall not pull."""
+    return min(abs(error), 0.4)
+
+
+def descend(works: Sequence[Work], start: Efficiency) -> Efficiency:
+    """Coordinate descent: each constant in turn up or down by a factor that shrinks."""
+    best, least = start, mean_error(works, start)
+    step = 1.2
+    while step > 1.005:
+        moved = False
+        for name, (low, high) in BOUNDS.items():
+            for factor in (step, 1 / step):
+                value = min(high, max(low, getattr(best, name) * factor))
+                tried = replace(best, **{name: value})
+                error = mean_error(works, tried)
+                if error < least * (1 - 1e-5):
+                    best, least, moved = tried, error, True
+                    break
+        if not moved:
+            step = math.sqrt(step)
+    return best
+
+
+def fit_memory(members: Sequence[Priced], start: Efficiency) -> Efficiency:
+    """Reserve and fragmentation that class most rows rightly; of those, the largest margin to both sides."""
+    peaks = []
+    for row, summary, cluster in members:
+        if row.fits is not None:
+            found = simulated(row, summary, cluster, {cluster.device.name: start})
+            peaks.append((found.memory.peak, cluster.device.memory, row.fits))
+    if not any(fits for *_, fits in peaks) or all(fits for *_, fits in peaks):
+        return start
+    tried = [(r * (1 << 28), f / 100) for r in range(0, 25) for f in range(0, 21)]
+
+    def quality(pair: tuple[int, float]) -> tuple[float, float]:
+        reserve, share = pair
+        right = sum((p * (1 + share) + reserve <= m) == fits for p, m, fits in peaks)
+        # among equals, what lies nearest to the values one would expect
+        return right, -abs(reserve / (1 << 30) - 1.5) - 10 * abs(share - 0.03)
+
+    reserve, share = max(tried, key=quality)
+    return replace(start, reserve=reserve, fragmentation=share)

@@ -1,0 +1,73 @@
+"""From a candidate of the search to a plan for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.passes.tensor_parallel import TensorCut, tensor_cut
+from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Recompute, Storage
+from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
+
+
+class Realiser:
+    """Makes plans for one program; what tensor parallelism cuts is found once for each degree."""
+
+    def __init__(self, program: StepProgram, precision: Precision, blocks: Iterable[str] = ()) -> None:
+        self.program = program
+        self.precision = precision
+        self.blocks = tuple(blocks)
+        """Patterns of the repeated blocks, for recomputation."""
+        self._cuts: dict[tuple[int, tuple[str, ...]], TensorCut] = {}
+
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate. Raises MeshwrightError E0306 where tensor parallelism finds nothing to cut."""
+        axes: list[tuple[str, int]] = []
+        tensor: tuple[str, ...] = ()
+        cut = None
+        for name, size in candidate.axes:
+            if name == TENSOR:
+                cut = self._cut(size, candidate.whole)
+                axes += cut.axes
+                tensor = tuple(axis for axis, _ in cut.axes)
+            else:
+                axes.append((name, size))
+        if not axes:
+            axes = [(REPLICA, 1)]
+        mesh = Mesh(tuple(axes))
+        parameters: tuple[ParameterPlan, ...] = ()
+        if cut is not None:
+            parameters = cut.plans(mesh, [p.name for p in self.program.parameters])
+        data = (DATA,) if candidate.size(DATA) > 1 else ()
+        return Plan(
+            mesh=mesh,
+            batch=tuple(name for name, _ in axes if name in (REPLICA, DATA)),
+            microbatches=candidate.microbatches,
+            storage=Storage(
+                parameters=data if candidate.storage == 3 else (),
+                gradients=data if candidate.storage >= 2 else (),
+                state=data if candidate.storage >= 1 else (),
+            ),
+            sequence=tensor if candidate.sequence else (),
+            parameters=parameters,
+            precision=self.precision,
+            recompute=self._recompute(candidate),
+            offload=("state",) if candidate.offload else (),
+            prefetch=candidate.prefetch,
+            hashes=Hashes(model=self.program.fingerprint, torch=torch.__version__),
+            name=candidate.text,
+        )
+
+    def _cut(self, degree: int, whole: tuple[str, ...]) -> TensorCut:
+        key = (degree, whole)
+        if key not in self._cuts:
+            self._cuts[key] = tensor_cut(self.program, degree, whole)
+        return self._cuts[key]
+
+    def _recompute(self, candidate: Candidate) -> tuple[Recompute, ...]:
+        if candidate.save == "all":
+            return ()
+        return tuple(Recompute(pattern, candidate.save, candidate.every) for pattern in self.blocks)

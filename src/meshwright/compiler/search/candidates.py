@@ -1,0 +1,152 @@
+"""All candidates that are legal for a program on a cluster and keep to what is pinned.
+
+Storage is cut over all data ranks, or over those of one unit of the cluster (a node), with copies across units.
+Tensor axes lie innermost, on the fastest links; where there are slower ones, layouts with the data axis inside are
+there for comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.plan import Save
+from meshwright.compiler.search.candidate import DATA, REPLICA, SAVES, TENSOR, Candidate
+from meshwright.compiler.search.facts import ProgramFacts
+from meshwright.compiler.search.pins import Pins
+
+TABLE_ROWS = 16
+"""Rows of a table for each rank below which cutting it alone is not worth its messages."""
+EVERY = (1, 2, 4)
+"""Full recomputation is tried in every so many blocks; that of cheap ops costs too little for a choice."""
+Axes = tuple[tuple[str, int], ...]
+
+
+def candidates(
+    facts: ProgramFacts, cluster: Cluster, ranks: int, pins: Pins | None = None, *, last_resort: bool = False
+) -> Iterator[Candidate]:
+    """The usual ones; with ``last_resort`` those that give up speed to save the last bytes: what is prefetched is
+    gathered when it is needed, the optimizer state goes to the host. What only varies a good candidate
+    (:func:`variants`) is left to its refinement, unless it is pinned."""
+    pins = pins or Pins()
+    for axes, storage in dict.fromkeys(shapes(facts, cluster, ranks, pins)):
+        for count in _counts(Candidate(axes, storage).batch_ranks, facts, pins):
+            for one in _options(Candidate(axes, storage, microbatches=count), facts, pins, last_resort):
+                # with one microbatch and early reduction ZeRO-1 keeps no more than ZeRO-2: it is the same program
+                twin = storage == 2 and count == 1 and one.prefetch > 0 and pins.storage is None
+                if pins.allow(one) and not twin:
+                    yield one
+
+
+def variants(one: Candidate, facts: ProgramFacts, pins: Pins) -> Iterator[Candidate]:
+    """What may be a little better or simpler than a good candidate."""
+    if one.size(TENSOR) > 1:
+        changed = [replace(one, sequence=not one.sequence)]
+        if "vocabulary" in facts.cuts and len(facts.cuts) > 1:
+            changed.append(replace(one, whole=() if one.whole else ("vocabulary",)))
+        yield from (c for c in changed if pins.allow(c))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def tensor_degrees(facts: ProgramFacts, ranks: int) -> list[int]:
+    """The degrees of tensor parallelism that cut everything evenly: heads, and key/value heads or the ranks that
+    share one; inner widths. Others are legal, with padding, but are tried only when a pin asks for them."""
+    return [n for n in divisors(ranks) if n == 1 or divides(facts, n)]
+
+
+def divides(facts: ProgramFacts, degree: int) -> bool:
+    """Whether so many ranks of tensor parallelism cut heads and inner widths evenly."""
+    groups = facts.key_value_heads or facts.heads
+    others = [size for name, size in facts.cuts.items() if name != "vocabulary"]
+    least = degree if others else TABLE_ROWS * degree  # a short table is left whole where there is more to cut
+    if not facts.cuts or any(size < least for size in others or facts.cuts.values()):
+        return False
+    if facts.heads and (facts.heads % degree or (groups % degree and degree % groups)):
+        return False
+    return facts.cuts.get("inner", degree) % degree == 0
+
+
+def shapes(facts: ProgramFacts, cluster: Cluster, ranks: int, pins: Pins) -> Iterator[tuple[Axes, int]]:
+    """Mesh axes with the ZeRO level, for so many ranks."""
+    units = [u for u in accumulate((tier.size for tier in cluster.tiers), mul) if 1 < u < ranks]
+    for degree in [pins.tensor] if pins.tensor else tensor_degrees(facts, ranks):
+        if ranks % degree:
+            continue
+        over = ranks // degree
+        tiered = degree > 1 and bool(units)  # else all layouts are the same links
+        yield _axes((REPLICA, over), (TENSOR, degree)), 0
+        if tiered:
+            yield _axes((TENSOR, degree), (REPLICA, over)), 0
+        inside = {over, *(u // degree for u in units if u % degree == 0), *units, *([pins.data] if pins.data else [])}
+        if pins.replica and over % pins.replica == 0:
+            inside.add(over // pins.replica)
+        if pins.copies and pins.storage:
+            inside.update(n for n in divisors(over) if n < over)
+        for data in sorted(n for n in inside if n > 1 and over % n == 0):
+            for level in (1, 2, 3):
+                copies = (REPLICA, over // data)
+                yield _axes(copies, (DATA, data), (TENSOR, degree)), level
+                if tiered:
+                    yield _axes(copies, (TENSOR, degree), (DATA, data)), level
+
+
+def _axes(*axes: tuple[str, int]) -> Axes:
+    return tuple((name, size) for name, size in axes if size > 1)
+
+
+def microbatch_counts(batch: int, ranks: int) -> list[int]:
+    """Microbatches of which every rank gets whole samples, the same number where the batch allows it."""
+    each = [m for m in divisors(batch) if batch // m >= ranks]
+    even = [m for m in each if (batch // m) % ranks == 0]
+    return even or each[-1:]
+
+
+def _counts(ranks: int, facts: ProgramFacts, pins: Pins) -> list[int]:
+    pinned = pins.microbatches
+    if pinned is None:
+        return microbatch_counts(facts.batch, ranks)
+    return [pinned] if facts.batch % pinned == 0 and facts.batch // pinned >= ranks else []
+
+
+def _options(base: Candidate, facts: ProgramFacts, pins: Pins, last_resort: bool) -> Iterator[Candidate]:
+    """The same shape with all ways to save memory and to hide communication."""
+    cut = base.size(TENSOR) > 1
+    usual = int(base.ranks > 1)
+    saves: Iterable[Save] = list(SAVES) if facts.blocks else ["all"]
+    ways = [(save, every) for save in saves if pins.allows_save(save) for every in _everies(save, facts, pins)]
+    for save, every in ways:
+        for prefetch in [0 if last_resort else usual] if pins.prefetch is None else [pins.prefetch]:
+            for offload in _offloads(facts, pins, last_resort):
+                yield replace(
+                    base,
+                    sequence=cut if pins.sequence is None else pins.sequence and cut,
+                    save=save,
+                    every=every,
+                    prefetch=prefetch,
+                    offload=offload,
+                    whole=(pins.whole or ()) if cut else (),
+                )
+
+
+def _everies(save: Save, facts: ProgramFacts, pins: Pins) -> list[int]:
+    """In every how many blocks: a few numbers, between which the refinement looks further."""
+    if save == "all":
+        return [1]
+    if pins.every is not None:
+        return [pins.every]
+    return [every for every in EVERY if every == 1 or (save == "nothing" and 2 * every <= facts.depth)]
+
+
+def _offloads(facts: ProgramFacts, pins: Pins, last_resort: bool) -> list[bool]:
+    if pins.offload is not None:
+        return [pins.offload]
+    return [False, True] if last_resort and facts.state else [False]

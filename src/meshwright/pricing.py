@@ -1,0 +1,98 @@
+"""Prices candidates of the search: each becomes a plan, the plan a program of a rank, and that is simulated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from meshwright.compiler.analysis.blocks import Folded, fold
+from meshwright.compiler.analysis.summarize import summarize
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.facts import repeated_blocks
+from meshwright.compiler.passes.realise import Realiser
+from meshwright.compiler.passes.treated import present
+from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
+from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.search.candidate import Candidate
+from meshwright.compiler.summary import RankSummary
+from meshwright.compiler.timeline import simulate
+
+
+class Pricer:
+    """Compiles folded programs and keeps their summaries, which are simulated anew for another cluster."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        folded: Folded,
+        precision: Precision,
+        cluster: Cluster,
+        execution: Execution,
+    ) -> None:
+        self._program = program
+        self._precision = precision
+        self._cluster = cluster
+        self._execution = execution
+        self._blocks = repeated_blocks(program)
+        self._folded = {1: folded}
+        self._realisers: dict[int, Realiser] = {}
+        self._summaries: dict[Candidate, RankSummary] = {}
+
+    def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
+        """See :class:`meshwright.compiler.search.prices.Prices`."""
+        if candidate not in self._summaries:
+            self._summaries[candidate] = self._summary(candidate)
+        return simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
+
+    def _summary(self, candidate: Candidate) -> RankSummary:
+        every = candidate.every
+        entries = [Recompute(pattern, candidate.save, every) for pattern in self._blocks]
+        saves = treatments(self._blocks, entries)
+        if every not in self._folded:
+            self._folded[every] = fold(self._program, turns(self._blocks, entries))
+        folded = self._folded[every]
+        if every not in self._realisers:
+            self._realisers[every] = Realiser(folded.program, self._precision, self._blocks)
+        return summary_of(folded, self._realisers[every].plan(candidate), saves)
+
+
+def treatments(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, Save]:
+    """By repeated block: what it keeps for backward. The first entry that matches a block counts."""
+    found: dict[str, Save] = {}
+    for entry in entries:
+        expression = pattern_expression(entry.pattern)
+        names = [name for names in blocks.values() for name in names if expression.fullmatch(name)]
+        for index, name in enumerate(name for name in names if name not in found):
+            found[name] = entry.save if index % entry.every == 0 else "all"
+    return found
+
+
+def turns(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, tuple[Save, int]]:
+    """By repeated block: what it keeps, and its place in a period of ``every`` blocks; so that what is folded are whole
+    periods, whose blocks take turns. Blocks beyond the last whole period stand for themselves."""
+    found: dict[str, tuple[Save, int]] = {}
+    for entry in entries:
+        expression = pattern_expression(entry.pattern)
+        for names in blocks.values():
+            mine = [name for name in names if expression.fullmatch(name) and name not in found]
+            whole = len(mine) // entry.every * entry.every if entry.every > 1 else len(mine)
+            for index, name in enumerate(mine):
+                save = entry.save if index % entry.every == 0 else "all"
+                found[name] = (save, index % entry.every if index < whole else -1 - index)
+    return found
+
+
+def summary_of(folded: Folded, plan: Plan, saves: Mapping[str, Save]) -> RankSummary:
+    """The summary of a folded step under a plan for the whole one; ``saves`` are the plan's :func:`treatments`.
+
+    Every k-th block of the whole step is not every k-th of the folded one: there, blocks are named one by one.
+    """
+    if any(entry.every > 1 for entry in plan.recompute):
+        named = [Recompute(name, save) for name, save in saves.items() if save != "all"]
+        plan = replace(plan, recompute=present(folded.program.micro, named))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is told of a candidate is told again when it is compiled to be run
+        return summarize(compile_step(folded.program, plan), folded.repeats)

@@ -1,0 +1,101 @@
+"""From an artefact, or a source and a plan, to the prediction of a step. What ``meshwright simulate`` does.
+
+Nothing is run: weights stay on the meta device, and the cluster need not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.build import decide
+from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.cluster.cluster_file import read_cluster
+from meshwright.compiler.cluster.presets import LOCAL
+from meshwright.compiler.diagnostics import Diagnostic, error, suggestion
+from meshwright.compiler.emit.artefact import read_artefact
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.plan import Plan
+from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.timeline import FUSIONS
+from meshwright.prediction_of import check_ranks, predict_rank_program, predict_step
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What was predicted, of what, and where."""
+
+    place: str
+    """The source, for people."""
+    program: StepProgram
+    plan: Plan
+    cluster: Cluster
+    execution: Execution
+    prediction: Prediction
+    warnings: tuple[Diagnostic, ...] = ()
+
+
+def simulate(
+    source: str,
+    plan: str | Path | Plan | None = None,
+    cluster: str | Path | Cluster = LOCAL,
+    *,
+    overrides: Mapping[str, float] | None = None,
+    fusion: str = "none",
+    spans: bool = False,
+) -> Simulated:
+    """Predict a step of an artefact folder, or of a ``.mw`` file or factory under a plan.
+
+    ``plan`` and ``overrides`` are those of :func:`meshwright.build.compile`; an artefact has its own. ``cluster`` is a
+    preset (``h100x64``), a file or a Cluster; ``local`` takes as many ranks as the plan has. Raises MeshwrightError:
+    E0470 if plan and cluster have different numbers of ranks, E0471 for an unknown ``fusion``, E0472 for an
+    artefact with a plan or overrides, and what reading, capturing and cutting raise.
+    """
+    if fusion not in FUSIONS:
+        raise error("E0471", f"unknown fusion '{fusion}'", action=suggestion(fusion, FUSIONS))
+    execution = Execution(fusion)
+    where = cluster if isinstance(cluster, Cluster) or _is_local(cluster) else read_cluster(cluster)
+    if Path(source).is_dir():
+        if plan is not None or overrides:
+            given = "a plan" if plan is not None else "other sizes"
+            message = f"'{source}' is compiled already, so {given} cannot be given"
+            raise error("E0472", message, action="give the source (a .mw file or package.module:factory) instead")
+        artefact = read_artefact(source)
+        rank_program = artefact.rank_program
+        where = _for(rank_program.plan, where)
+        prediction = predict_rank_program(rank_program, where, execution=execution, spans=spans)
+        return Simulated(
+            artefact.source.place,
+            rank_program.program,
+            rank_program.plan,
+            where,
+            execution,
+            prediction,
+            tuple(artefact.warnings),
+        )
+    needed = plan is None or _is_open(plan)  # else a plan for another number of ranks is told as what it is
+    ranks = where.ranks if needed and isinstance(where, Cluster) else None
+    decided = decide(source, plan, ranks=ranks, overrides=overrides, meta=True)
+    where = _for(decided.plan, where)
+    with decided.located():
+        prediction = predict_step(decided.program, decided.plan, where, execution=execution, spans=spans)
+    return Simulated(source, decided.program, decided.plan, where, execution, prediction, decided.warnings)
+
+
+def _is_local(cluster: str | Path) -> bool:
+    return str(cluster).strip().lower() == LOCAL
+
+
+def _for(plan: Plan, cluster: Cluster | str | Path) -> Cluster:
+    """The cluster, if it has as many devices as the plan has ranks."""
+    found = cluster if isinstance(cluster, Cluster) else read_cluster(cluster, plan.mesh.ranks)
+    check_ranks(plan.mesh, found)
+    return found
+
+
+def _is_open(plan: str | Path | Plan) -> bool:
+    """Whether a preset leaves a size to the number of ranks."""
+    words = re.split("[,*]", plan) if isinstance(plan, str) else []
+    return any(re.fullmatch(r"\s*(ddp|zero[123]|fsdp|tp)\s*", word) for word in words)

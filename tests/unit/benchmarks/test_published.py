@@ -1,0 +1,230 @@
+"""Published rows: read with all their gaps, mapped onto modules, plans and clusters, predicted and scored."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.published import __main__ as command
+from benchmarks.published import modules, plans
+from benchmarks.published.rows import OWN, Row, Unreadable, parse, parse_all, read
+from benchmarks.published.score import Predicted, Scored, errors, feasibility, spearman, sweeps
+from meshwright.compiler.plan import Recompute
+
+RAW = {row["id"]: row for row in read(OWN)}
+FSDP = "llmfoundry-7b-a100-80gb-bf16-s32768-g8-mb2-gb32-ckpt-full_shard"
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    """A small row of the published form, some of its fields (``part__name``) replaced."""
+    row: dict[str, Any] = {
+        "id": "small",
+        "kind": "end_to_end",
+        "source": {"title": "a source"},
+        "model": {"name": "GPT-small", "layers": 3, "hidden": 64, "heads": 4, "kv_heads": None, "ffn": None,
+                  "vocab": 96, "seq_len": 32, "experts": None, "params": None},
+        "hardware": {"gpu": "A100-80GB", "gpus_per_node": 8, "num_gpus": 4, "interconnect": None},
+        "parallel": {"tp": 1, "pp": 1, "dp": 4, "cp": None, "sp": False, "fsdp": "FULL_SHARD", "zero_stage": 3,
+                     "microbatch": 2, "global_batch": 16, "recompute": "none", "precision": "bf16",
+                     "offload": "none", "compile": None},
+        "measured": {"iteration_time_s": 0.01, "tokens_per_s_per_gpu": None, "peak_memory_gib": None},
+        "notes": "",
+        "tier": "A",
+    }  # fmt: skip
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        if field:
+            row[part] = {**row[part], field: value}
+        else:
+            row[part] = value
+    return row
+
+
+def test_most_rows_without_a_pipeline_are_read_and_every_other_says_why() -> None:
+    rows, skipped = parse_all(RAW.values())
+    assert len(rows) + len(skipped) == len(RAW)
+    assert len(rows) >= 400
+    assert all(s.reason for s in skipped)
+    pipelined = [r for r in RAW.values() if (r["parallel"]["pp"] or 1) > 1]
+    reasons = {s.id: s.reason for s in skipped}
+    assert all("pipeline" in reasons[r["id"]] or "suspect" in reasons[r["id"]] for r in pipelined)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parallel__pp": 4}, "pipeline"),
+        ({"parallel__cp": 2}, "context"),
+        ({"parallel__precision": "amp_fp8"}, "8 bits"),
+        ({"parallel__precision": None}, "precision"),
+        ({"parallel__offload": "cpu"}, "offloads"),
+        ({"parallel__microbatch": None}, "microbatch"),
+        ({"parallel__global_batch": 17}, "whole number of microbatches"),
+        ({"parallel__tp": 3}, "does not divide"),
+        ({"parallel__dp": 3}, "is not 4 devices"),
+        ({"model__layers": None}, "layers"),
+        ({"model__hidden": "wide"}, "width"),
+        ({"model__heads": 5}, "heads"),
+        ({"model__experts": 8}, "mixture"),
+        ({"model": None}, "layers"),
+        ({"hardware__gpu": None}, "device"),
+        ({"hardware__num_gpus": -4}, "devices"),
+        ({"measured": {}}, "nothing was measured"),
+        ({"measured__iteration_time_s": float("nan")}, "nothing was measured"),
+        ({"extra": {"suspect": "columns swapped"}}, "columns swapped"),
+        ({"notes": "LoRA fine-tuning"}, "adapters"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        parse(raw(**changes))
+
+
+def test_what_is_not_told_is_taken_from_what_is() -> None:
+    row = parse(raw(parallel__dp=None, measured={"tokens_per_s_per_gpu": 1000.0}))
+    assert row.layout.data == 4
+    assert row.layout.microbatches == 2
+    assert row.shape.inner == 256
+    assert row.shape.key_value_heads == 4
+    assert row.seconds == pytest.approx(16 * 32 / 4000)
+
+
+def test_a_row_that_ran_out_of_memory_has_no_time() -> None:
+    row = parse(raw(tier="F", measured={}, extra={"status": "OOM Error"}))
+    assert row.fits is False
+    assert row.seconds is None
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes"),
+    [
+        ("1600 Gbps/node RoCE", 25.0),
+        ("400 Gbps per node", 6.25),
+        ("Selene: NVLink3/NVSwitch; 8x HDR 200 Gb/s IB per node", 25.0),
+        ("NVLink intra-node; 4x Omni-Path links per node (100 Gb/s each, from memory)", 6.25),
+        ("RoCE 400 Gb/s per GPU, 3-layer Clos", 50.0),
+        ("RoCE between nodes", None),
+        ("", None),
+    ],
+)
+def test_the_network_is_read_from_its_description(text: str, gigabytes: float | None) -> None:
+    found = plans.network(text, 8)
+    assert found == (None if gigabytes is None else pytest.approx(gigabytes * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("A100-80GB", "a100-80"), ("NVIDIA A100-SXM4-40GB", "a100-40"), ("H100-80GB", "h100"), ("H100 SXM5", "h100"),
+        ("V100", "v100-32"), ("H200", "h200"), ("TPU v4", "tpu-v4"),
+    ],
+)  # fmt: skip
+def test_devices_are_found_by_the_names_that_sources_give_them(gpu: str, name: str) -> None:
+    assert plans.device(gpu).device.name == name
+
+
+def test_an_unknown_device_is_told() -> None:
+    with pytest.raises(Unreadable, match="no device 'Abacus 9'"):
+        plans.device("Abacus 9")
+
+
+@pytest.mark.parametrize("name", [FSDP, "llmfoundry-125m-a100-40gb-bf16-s2048-g8-mb26-gb624-full_shard"])
+def test_modules_have_the_parameters_that_the_source_tells(name: str) -> None:
+    row = parse(RAW[name])
+    assert modules.parameters(row.shape, row.habits) == pytest.approx(row.parameters, rel=0.01)
+
+
+def test_plans_follow_the_row() -> None:
+    full = parse(RAW[FSDP])
+    assert plans.words(full.layout) == "fsdp=8,micro=2"
+    assert plans.recompute(full) == (Recompute("layers.0", "nothing"), Recompute("layers.1", "nothing"))
+    assert plans.repeats(full) == {"layers.1": 31}
+    some = parse(raw(parallel__recompute="selective", notes="AC 'selective layer'", model__layers=9))
+    assert plans.recompute(some) == (Recompute("layers.0", "nothing"), Recompute("layers.2", "nothing"))
+    # four that are recomputed and four that are not take turns, and one is left
+    assert plans.repeats(some) == {"layers.2": 3, "layers.3": 3}
+    assert sum(kind.count for kind in plans.arrangement(some)) == 9
+    hybrid = parse(raw(parallel__fsdp="HSDP", parallel__dp=16, hardware__num_gpus=16, parallel__global_batch=32))
+    assert plans.words(hybrid.layout) == "ddp=2,fsdp=8"
+
+
+def scored(seconds: float | None, predicted: float, fits: bool = True, says: bool = True, **changes: Any) -> Scored:
+    row = raw(measured={"iteration_time_s": seconds}, tier="A" if fits else "F", **changes)
+    return Scored(parse(row), Predicted(predicted, 1.0, says), False)
+
+
+def test_scores_of_a_sweep() -> None:
+    rows = [
+        scored(1.0, 1.1, parallel__microbatch=1),
+        scored(2.0, 1.0, parallel__microbatch=2),
+        scored(3.0, 3.3, parallel__microbatch=4),
+        scored(None, 0.5, fits=False, says=True, parallel__microbatch=4, parallel__recompute="full"),
+    ]
+    (sweep,) = sweeps(rows)
+    assert (sweep.measured, sweep.failed) == (3, 1)
+    assert sweep.regret == pytest.approx(1.0)  # the plan held for the fastest takes twice as long as the best
+    assert sweep.correlation == pytest.approx(0.5)
+    assert sweep.picks_failing
+    found = errors(rows)
+    assert found is not None
+    assert found.median == pytest.approx(0.1)
+    fits = feasibility(rows)
+    assert fits is not None
+    assert (fits.rows, fits.right, fits.wrongly_fits, fits.wrongly_fails) == (4, 3, 1, 0)
+
+
+def test_ranks_with_ties() -> None:
+    assert spearman([(1, 1), (2, 2), (2, 2), (3, 9)]) == pytest.approx(1.0)
+    assert spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1.0)
+    assert spearman([(1, 1), (2, 2)]) is None
+
+
+def test_the_command_scores_a_file_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        raw(),
+        raw(),  # the same id again
+        raw(id="tensor", parallel={**raw()["parallel"], "tp": 2, "dp": 2, "fsdp": None, "zero_stage": 1, "sp": True}),
+        raw(id="gated", model__name="Llama-small", parallel__recompute="full"),
+        raw(id="odd", model__heads=4, parallel__tp=4, parallel__dp=1, model__vocab=97, parallel__fsdp=None),
+        raw(id="elsewhere", hardware__gpu="Abacus 9"),
+        raw(id="long", parallel__pp=2),
+        "no row at all",
+        {},
+    ]
+    file, out = tmp_path / "rows.json", tmp_path / "out.json"
+    file.write_text(json.dumps(rows))
+    assert command.main(["--rows", str(file), "--json", str(out), "--cache", str(tmp_path / "cache")]) == 0
+    told = capsys.readouterr().out
+    assert "joins with pipeline stages" in told
+    found = json.loads(out.read_text())
+    assert [r["id"] for r in found["rows"]] == ["small", "small", "tensor", "gated", "odd"]
+    assert all(r["predicted_s"] > 0 and r["predicted_gib"] > 0 for r in found["rows"])
+    assert found["rows"][0]["predicted_s"] == found["rows"][1]["predicted_s"]
+    assert {s["id"] for s in found["skipped"]} == {"elsewhere", "long", "row 7", "row 8"}
+    assert found["held out"]["rows"] == 5
+    assert found["constants"]["a100-80"]["matmul"] > 0
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"rows": 3}', "7"])
+def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+    assert command.main(["--rows", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_rows_are_not_changed_by_reading() -> None:
+    before = copy.deepcopy(RAW[FSDP])
+    parse(RAW[FSDP])
+    assert RAW[FSDP] == before
+
+
+def test_rows_of_a_sweep_share_all_but_the_plan() -> None:
+    first: Row = parse(raw(parallel__microbatch=1))
+    second: Row = parse(raw(parallel__microbatch=4, parallel__recompute="full"))
+    assert first.sweep == second.sweep
+    assert first.sweep != parse(raw(parallel__global_batch=32)).sweep
