@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 
 # before torch is imported: several processes share the cores, and small tensors gain nothing from threads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files shall be renewed instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder_kept() -> Iterator[None]:
+    """What an example sets as the folder for temporary files does not reach the tests after it."""
+    before = tempfile.tempdir
+    yield
+    tempfile.tempdir = before
 
 
 @pytest.fixture
