@@ -58,8 +58,9 @@ def gemma3(layers: int, pattern: str = "ssf") -> Made:
 
 def deepseek(layers: int, dense: int = 3) -> Made:
     """The first layers are dense, the others have experts."""
+    sizes = {k: v for k, v in SIZES.items() if k != "head_dim"}  # its heads have parts
     config = transformers.DeepseekV3Config(
-        **{**SIZES, "num_key_value_heads": 4, "num_hidden_layers": layers, "first_k_dense_replace": dense},
+        **{**sizes, "num_key_value_heads": 4, "num_hidden_layers": layers, "first_k_dense_replace": dense},
         moe_intermediate_size=16,
         n_shared_experts=1,
         n_routed_experts=8,

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.predicted.cases import CASES, Case, model
 from benchmarks.predicted.measure import measure
-from benchmarks.predicted.report import Result, table, totals
+from benchmarks.predicted.report import Result, line, table, totals
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.passes.compile import compile_step
@@ -59,9 +59,10 @@ def main() -> None:
     results: list[Result] = []
     for ranks in sorted({c.ranks for c in CASES}):
         if not given.ranks or ranks in given.ranks:
-            results += run([c for c in CASES if c.ranks == ranks], ranks, given.rounds, clusters, given.keep)
+            found = run([c for c in CASES if c.ranks == ranks], ranks, given.rounds, clusters, given.keep)
+            results += found
             if not given.json:
-                print(f"{ranks} ranks done after {time.perf_counter() - begun:.0f} s", flush=True)
+                print("\n".join([*map(line, found), f"{time.perf_counter() - begun:.0f} s so far"]), flush=True)
     if given.json:
         print(
             json.dumps({"plans": [r.row() for r in results], "totals": dataclasses.asdict(totals(results))}, indent=1)

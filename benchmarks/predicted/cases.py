@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 import transformers
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.frontend.capture import capture
-from meshwright.frontend.source import load_source
 from meshwright.runtime.materialize import Weights, from_module
 
 VOCABULARY, TIME, BATCH, LAYERS, WIDTH, HEADS, KEY_VALUE_HEADS, INNER = 1024, 64, 16, 3, 192, 8, 4, 512
@@ -66,23 +64,13 @@ class Model:
 
 @cache
 def model(name: str) -> Model:
-    """``gpt2`` and ``llama`` of transformers (dropout as they have it), or a ``.mw`` file."""
-    if name.endswith(".mw"):
-        return _of_file(Path(name))
+    """``gpt2`` or ``llama`` of transformers, with the dropout that they have."""
     torch.manual_seed(0)
     made = (_gpt2() if name == "gpt2" else _llama()).float().train()
     tokens = torch.randint(VOCABULARY, (BATCH, TIME), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": tokens, "labels": tokens}
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3, weight_decay=0.1)
     return Model(capture(made, batch, optimizer, clip=1.0), from_module(made), batch)
-
-
-def _of_file(path: Path) -> Model:
-    source = load_source(str(path), None)
-    program = source.capture()
-    generator = torch.Generator().manual_seed(1)
-    batch = {n: torch.randint(64, s.shape, generator=generator, dtype=s.dtype) for n, s in program.batch.items()}
-    return Model(program, source.weights(), batch)
 
 
 def _gpt2() -> nn.Module:

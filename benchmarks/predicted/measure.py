@@ -37,7 +37,7 @@ from meshwright.runtime.materialize import materialize
 from meshwright.runtime.measure_memory import allocated
 
 CPU = torch.device("cpu")
-TRIES = 3
+TRIES = 2
 """How often memory is measured."""
 SETTLED = 0.004
 """Seconds after which gloo's thread has let go of a message."""
@@ -103,7 +103,7 @@ def _rank(
     steps: list[Callable[[], object]] = []
     peaks = []
     for case, rank_program in cases:
-        step, peak = _prepared(case, rank_program)
+        step, peak = prepare(case, rank_program)
         steps.append(step)
         peaks.append(peak)
     seconds: list[list[float]] = [[] for _ in steps]
@@ -121,7 +121,7 @@ def _rank(
     dist.destroy_process_group()
 
 
-def _prepared(case: Case, rank_program: RankProgram) -> tuple[Callable[[], object], int]:
+def prepare(case: Case, rank_program: RankProgram) -> tuple[Callable[[], object], int]:
     """The step of a plan on this rank, and its peak memory after the first step."""
     given = model(case.model)
     feed = whole_batch(given.batch, given.program)
@@ -131,15 +131,18 @@ def _prepared(case: Case, rank_program: RankProgram) -> tuple[Callable[[], objec
 
     def begin() -> None:
         (holdings,) = materialize(rank_program, given.weights, [coordinates])
-        made[:] = [Executor(rank_program, settling, holdings)]
+        made.append(Executor(rank_program, settling, holdings))
         made[0].step(feed, step=0)
 
-    # the profiler may miss frees, but no more than it sees
-    held = min(allocated(begin)[0] for _ in range(TRIES))
+    # the profiler may miss frees, so of several measurements the least counts
+    held = []
+    for _ in range(TRIES):
+        made.clear()
+        held.append(allocated(begin)[0])
     executor = made.pop()
     _, most = min((allocated(lambda: executor.step(feed, step=1)) for _ in range(TRIES)), key=lambda one: abs(one[0]))
     executor.communicator = ProcessCommunicator(*how)
-    return lambda: executor.step(feed, step=2), held - mapped(rank_program, executor.holdings) + most
+    return lambda: executor.step(feed, step=2), min(held) - mapped(rank_program, executor.holdings) + most
 
 
 class _Settling(ProcessCommunicator):

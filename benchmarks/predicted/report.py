@@ -75,23 +75,27 @@ def _correlation(results: list[Result]) -> float | None:
     return spearman([(r.measured.seconds, r.predicted.seconds) for r in results])
 
 
+def line(r: Result) -> str:
+    """A plan, as a line of the table."""
+    p = r.predicted
+    parts = (sum(group.values()) * 1e3 for group in (p.compute, p.exposed, p.other))
+    most = sorted(p.memory.by_kind.items(), key=lambda kind: -kind[1])[:2]
+    return (
+        f"| {r.case.model} | {r.case.plan} | {r.case.ranks} | {r.measured.seconds * 1e3:.0f} "
+        f"| {p.seconds * 1e3:.0f} | {r.time_error:+.0%} | {' | '.join(f'{ms:.0f}' for ms in parts)} "
+        f"| {r.measured.peak / MIB:.2f} | {p.memory.peak / MIB:.2f} | {r.memory_error:+.1%} "
+        f"| {', '.join(f'{kind} {size / MIB:.1f}' for kind, size in most)} |"
+    )
+
+
 def table(results: list[Result]) -> str:
     """All plans, and the totals in words."""
     lines = [
         "| model | plan | ranks | ms measured | predicted | error | compute | exposed | other "
         "| MiB measured | predicted | error | most of it |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *map(line, results),
     ]
-    for r in results:
-        p = r.predicted
-        parts = (sum(group.values()) * 1e3 for group in (p.compute, p.exposed, p.other))
-        most = sorted(p.memory.by_kind.items(), key=lambda kind: -kind[1])[:2]
-        lines.append(
-            f"| {r.case.model} | {r.case.plan} | {r.case.ranks} | {r.measured.seconds * 1e3:.0f} "
-            f"| {p.seconds * 1e3:.0f} | {r.time_error:+.0%} | {' | '.join(f'{ms:.0f}' for ms in parts)} "
-            f"| {r.measured.peak / MIB:.2f} | {p.memory.peak / MIB:.2f} | {r.memory_error:+.1%} "
-            f"| {', '.join(f'{kind} {size / MIB:.1f}' for kind, size in most)} |"
-        )
     found = totals(results)
     within = ", ".join(f"{_figure(value)} of {n}" for n, value in found.spearman_by_ranks.items())
     return "\n".join(

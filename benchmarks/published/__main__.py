@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.published import states
 from benchmarks.published.fit import fit
 from benchmarks.published.fitted import FITTED
 from benchmarks.published.predict import clusters, predicted, simulated
@@ -41,12 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     try:
-        rows, skipped = parse_all(read(given.rows))
+        raw = read(given.rows)
     except Unreadable as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 2
-    priced, more = priced_rows(rows, Programs(None if given.no_cache else given.cache))
-    skipped += more
+    rows, skipped = parse_all(raw)
+    programs = Programs(None if given.no_cache else given.cache)
+    priced, more = priced_rows(rows, programs)
+    held = states.score(states.states(raw), programs)
+    known = {one.row.id for one in held}
+    skipped = [s for s in skipped if s.id not in known] + more
     constants = {c.device.name: c.device.efficiency for _, _, c in priced}
     if given.fit:
         constants |= fit(priced, tell)
@@ -54,10 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         Scored(row, predicted(simulated(row, summary, cluster, constants)), row.id in FITTED)
         for row, summary, cluster in priced
     ]
-    for line in as_text(scored, skipped, constants):
+    for line in as_text(scored, held, skipped, constants):
         print(line)
     if given.json:
-        given.json.write_text(json.dumps(as_json(scored, skipped, constants), indent=1), encoding="utf-8")
+        given.json.write_text(json.dumps(as_json(scored, held, skipped, constants), indent=1), encoding="utf-8")
     return 0
 
 

@@ -26,7 +26,7 @@ FEWEST = 8
 """Rows from which on a device's constants are fitted."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "matmul": (0.4, 0.95),
-    "matmul_half": (8.0, 512.0),
+    "matmul_half": (8.0, 1024.0),
     "attention": (0.15, 0.8),
     "attention_backward": (0.1, 0.7),
     "attention_first": (0.4, 1.0),

@@ -42,4 +42,4 @@ def simulated(
 
 
 def predicted(found: Prediction) -> Predicted:
-    return Predicted(found.seconds, float(found.device_memory), found.fits)
+    return Predicted(found.seconds, float(found.device_memory), found.fits, float(found.memory.peak))

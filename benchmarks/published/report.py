@@ -20,19 +20,23 @@ from benchmarks.published.score import (
     spearman,
     sweeps,
 )
+from benchmarks.published.states import ScoredStates
 from meshwright.compiler.cluster.device import Efficiency
 
 
 def as_json(
-    scored: Sequence[Scored], skipped: Sequence[Skipped], constants: Mapping[str, Efficiency]
+    scored: Sequence[Scored],
+    held: Sequence[ScoredStates],
+    skipped: Sequence[Skipped],
+    constants: Mapping[str, Efficiency],
 ) -> dict[str, Any]:
     """Everything: figures by source and device, sweeps, constants with the rows they were fitted on, and all rows."""
-    held = [s for s in scored if not s.fitted]
     return {
         "overall": summary(scored),
-        "held out": summary(held),
+        "held out": summary([s for s in scored if not s.fitted]),
         "by source": {source: summary(members) for source, members in by(scored, lambda s: s.row.source).items()},
         "by device": {gpu: summary(members) for gpu, members in by(scored, lambda s: s.row.machine.gpu).items()},
+        "model states": [{"id": s.row.id, "bytes": s.row.bytes, "predicted": s.predicted} for s in held],
         "sweeps": [asdict(s) for s in sweeps(scored)],
         "constants": {name: asdict(values) for name, values in constants.items()},
         "fitted on": sorted(s.row.id for s in scored if s.fitted),
@@ -87,12 +91,16 @@ def _row(scored: Scored) -> dict[str, Any]:
     }
 
 
-def as_text(scored: Sequence[Scored], skipped: Sequence[Skipped], constants: Mapping[str, Efficiency]) -> Iterator[str]:
+def as_text(
+    scored: Sequence[Scored],
+    held: Sequence[ScoredStates],
+    skipped: Sequence[Skipped],
+    constants: Mapping[str, Efficiency],
+) -> Iterator[str]:
     """The lines of the report."""
-    held = [s for s in scored if not s.fitted]
     yield _HEAD
     yield _line("all rows", scored)
-    yield _line("  not fitted on", held)
+    yield _line("  not fitted on", [s for s in scored if not s.fitted])
     for source, members in by(scored, lambda s: s.row.source).items():
         yield _line(source, members)
         yield _line("  not fitted on", [s for s in members if not s.fitted])
@@ -101,6 +109,12 @@ def as_text(scored: Sequence[Scored], skipped: Sequence[Skipped], constants: Map
     yield f"{'':70} rows failed  Spearman  regret"
     for one in sweeps(scored):
         yield _sweep(one)
+    yield ""
+    if memory := memory_errors(scored):
+        yield f"Peak memory: {memory.rows} rows, median error {memory.median:.1%}, 90th {memory.ninetieth:.1%}"
+    if held:
+        worst = max(abs(s.error) for s in held)
+        yield f"Memory of model states by a formula: {len(held)} rows, largest error {worst:.2%}"
     yield ""
     yield "Constants by device, fitted on half of the rows (listed by --json)"
     for name, values in constants.items():

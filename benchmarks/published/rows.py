@@ -94,8 +94,10 @@ class Row:
     memory: float | None
     """Peak, GiB."""
     fits: bool | None
-    """None: the row says nothing about it (a formula's figure)."""
+    """None: the row says nothing about it."""
     parameters: float | None
+    formula: bool
+    """Whether the memory is what a formula of the source gives for the program alone, without what the driver takes."""
 
     @property
     def sweep(self) -> tuple[Any, ...]:
@@ -184,9 +186,7 @@ def parse(raw: Any) -> Row:
     failed = tier == "F" or "oom" in str(extra.get("status") or "").lower()
     if seconds is None and memory is None and not failed:
         raise Unreadable("nothing was measured that is predicted here")
-    analytic = bool(extra.get("analytic"))
-    if analytic:
-        raise Unreadable("a formula's figure, not a measurement")
+    formula = bool(extra.get("analytic"))
     return Row(
         id=str(raw.get("id") or ""),
         source=_source(raw),
@@ -197,8 +197,9 @@ def parse(raw: Any) -> Row:
         machine=machine,
         seconds=None if failed else seconds,
         memory=None if failed else memory,
-        fits=not failed,
+        fits=None if formula else not failed,
         parameters=_optional(model, "params"),
+        formula=formula,
     )
 
 

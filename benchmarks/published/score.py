@@ -21,6 +21,8 @@ class Predicted:
     memory: float
     """Bytes of the device, reserve and fragmentation included."""
     fits: bool
+    peak: float = 0.0
+    """Bytes of the program alone."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,11 @@ def errors(scored: Iterable[Scored]) -> Errors | None:
 
 def memory_errors(scored: Iterable[Scored]) -> Errors | None:
     """Of rows whose peak memory was measured."""
-    found = [s.predicted.memory / 2**30 / s.row.memory - 1 for s in scored if s.row.memory]
+    found = [
+        (s.predicted.peak if s.row.formula else s.predicted.memory) / 2**30 / s.row.memory - 1
+        for s in scored
+        if s.row.memory
+    ]
     size = numpy.abs(found)
     if not found:
         return None

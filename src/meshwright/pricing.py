@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from meshwright.compiler.analysis.blocks import Folded, fold
+from meshwright.compiler.analysis.blocks import Folded
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
+from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.realise import Realiser
 from meshwright.compiler.passes.treated import present
 from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
@@ -32,13 +33,13 @@ class Pricer:
         cluster: Cluster,
         execution: Execution,
     ) -> None:
-        self._program = program
         self._precision = precision
         self._cluster = cluster
         self._execution = execution
         self._blocks = repeated_blocks(program)
         self._folded = {1: folded}
         self._realisers: dict[int, Realiser] = {}
+        self._known = KnownGraphs()
         self._summaries: dict[Candidate, RankSummary] = {}
 
     def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
@@ -52,11 +53,11 @@ class Pricer:
         entries = [Recompute(pattern, candidate.save, every) for pattern in self._blocks]
         saves = treatments(self._blocks, entries)
         if every not in self._folded:
-            self._folded[every] = fold(self._program, turns(self._blocks, entries))
+            self._folded[every] = self._folded[1].refold(turns(self._blocks, entries))
         folded = self._folded[every]
         if every not in self._realisers:
             self._realisers[every] = Realiser(folded.program, self._precision, self._blocks)
-        return summary_of(folded, self._realisers[every].plan(candidate), saves)
+        return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known)
 
 
 def treatments(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, Save]:
@@ -85,8 +86,9 @@ def turns(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict
     return found
 
 
-def summary_of(folded: Folded, plan: Plan, saves: Mapping[str, Save]) -> RankSummary:
-    """The summary of a folded step under a plan for the whole one; ``saves`` are the plan's :func:`treatments`.
+def summary_of(folded: Folded, plan: Plan, saves: Mapping[str, Save], known: KnownGraphs | None = None) -> RankSummary:
+    """The summary of a folded step under a plan for the whole one; ``saves`` are the plan's :func:`treatments`,
+    ``known`` what has been compiled before. The program is only priced; it is verified when it is compiled to run.
 
     Every k-th block of the whole step is not every k-th of the folded one: there, blocks are named one by one.
     """
@@ -95,4 +97,4 @@ def summary_of(folded: Folded, plan: Plan, saves: Mapping[str, Save]) -> RankSum
         plan = replace(plan, recompute=present(folded.program.micro, named))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is told of a candidate is told again when it is compiled to be run
-        return summarize(compile_step(folded.program, plan), folded.repeats)
+        return summarize(compile_step(folded.program, plan, verify=False, known=known), folded.repeats)

@@ -28,8 +28,10 @@ def inspect_command(
     from meshwright.compiler.communication import communication
     from meshwright.compiler.emit.artefact import read_artefact
     from meshwright.compiler.memory import memory
+    from meshwright.compiler.passes.verify_shapes import lay_out
 
     artefact = read_artefact(folder)
+    lay_out(artefact.rank_program)
     summary = summarize(artefact.rank_program)
     needs, traffic = memory(summary), communication(summary)
     if artefact.warnings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.analysis.blocks import Folded, Unknown, fold, region_of
+from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.graph.program import Graph, StepProgram, annotation
 from meshwright.compiler.graph.single import run_single
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Precision
+from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.summary import Kernel, Message
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.fingerprint import fingerprint
 from tests import deep_models
@@ -112,6 +114,11 @@ def test_kinds_that_alternate_are_folded_kind_by_kind() -> None:
 
 def gemma_of_four() -> Made:
     return deep_models.gemma3(4, "ssff")
+
+
+def test_dense_layers_before_layers_with_experts() -> None:
+    folded = fold(captured(deep_models.deepseek(6)))
+    assert folded.repeats == {"model.layers.1": 2, "model.layers.4": 2}
 
 
 def test_what_the_folded_step_stands_for_is_known() -> None:
@@ -237,3 +244,26 @@ def test_plans_for_the_whole_step_fit_the_folded_one(text: str) -> None:
     assert replace(preset(text, folded, 4, MIXED), hashes=plan.hashes) == plan
     compiled = compile_step(folded, plan)
     assert set(compiled.layouts) == {p.name for p in folded.parameters}
+
+
+def work(program: StepProgram, plan: Plan, repeats: Mapping[str, int]) -> Counter[Any]:
+    """Operations and bytes of forward and backward by kind, each block as often as it stands for others."""
+    found: Counter[Any] = Counter()
+    for item in summarize(compile_step(program, plan, verify=False), repeats).micro.items:
+        times, done = repeats.get(item.block, 1), item.work
+        if isinstance(done, Kernel):
+            found[item.phase, done.kind, "flops"] += round(times * done.flops)
+            found[item.phase, done.kind, "bytes"] += times * (done.read + done.written)
+        elif isinstance(done, Message):
+            found[item.phase, done.kind, done.axes, "messages"] += times
+            found[item.phase, done.kind, done.axes, "bytes"] += times * done.payload
+    return found
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_the_work_of_the_whole_step_is_that_of_the_folded_one_times_its_repeats(name: str) -> None:
+    whole = captured(known(name)(5), MIXED)
+    folded = fold(whole)
+    for text in ("fsdp=4", "ddp=2,tp=2", "fsdp=2,tp=2,sp,micro=2", "zero1=2,tp=2"):
+        plan = preset(text, whole, 4, MIXED)
+        assert work(whole, plan, {}) == work(folded.program, plan, folded.repeats), text

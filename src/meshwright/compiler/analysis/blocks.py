@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.compiler.analysis.level import Group, Level, Unknown, region_of
+from meshwright.compiler.analysis.level import Drawn, Group, Level, Unknown, region_of
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, annotation
 
 __all__ = ["Folded", "Group", "Unknown", "fold", "region_of"]
@@ -34,10 +34,12 @@ class Folded:
     """The step that was folded."""
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Blocks that ``source`` does not have itself; see :func:`fold`."""
+    drawn: Drawn | None = field(default=None, repr=False, compare=False)
+    """What is known of the source's outermost blocks."""
 
     def refold(self, treatments: Mapping[str, Hashable]) -> Folded:
         """The same step, folded for a plan that treats blocks so; see :func:`fold`."""
-        return fold(self.source or self.program, treatments, self.absent)
+        return fold(self.source or self.program, treatments, self.absent, self.drawn)
 
     def blocks(self) -> tuple[str, ...]:
         """The names of all blocks of the whole step that are labels of its nodes, those that were taken out too."""
@@ -69,27 +71,38 @@ def fold(
     program: StepProgram,
     treatments: Mapping[str, Hashable] | None = None,
     absent: Mapping[str, tuple[str, ...]] | None = None,
+    drawn: Drawn | None = None,
 ) -> Folded:
     """Fold the repeated blocks of a step; the given program is left as it is.
 
     ``treatments``: by block, how a plan treats it; blocks that are treated differently are of different kinds.
     ``absent``: by block, the names of further equal ones that the model has, but the program does not. Raises Unknown
-    if one of those is treated as no block of the program is.
+    if one of those is treated as no block of the program is. ``drawn`` is what an earlier fold of the program found.
     The result keeps the fingerprint of the program that is folded.
     """
     source, absent = program, absent or {}
     groups: list[Group] = []
     reasons: list[str] = []
     for depth in range(1, LEVELS + 1):
-        level = Level(program, depth, groups, treatments or {}, absent)
+        if depth > 1 and not _nested(program, depth, groups):
+            break
+        level = Level(program, depth, groups, treatments or {}, absent, drawn if depth == 1 else None)
+        drawn = level.drawn if depth == 1 else drawn
         program = level.fold(reasons)
         groups += level.groups
     lost = absent.keys() - {name for g in groups for name in g.blocks}
     if lost:
         raise Unknown(f"what {', '.join(sorted(lost))} stands for could not be folded")
     return Folded(
-        program, _repeats(program, groups), tuple(groups), tuple(dict.fromkeys(reasons)), source, dict(absent)
+        program, _repeats(program, groups), tuple(groups), tuple(dict.fromkeys(reasons)), source, dict(absent), drawn
     )
+
+
+def _nested(program: StepProgram, depth: int, groups: list[Group]) -> bool:
+    """Whether there are blocks so deep within others that were not folded."""
+    kept = tuple(f"{name}." for g in groups for name in g.kept)
+    labels = {annotation(n).block for n in program.micro.module.graph.nodes}
+    return any(region_of(label, depth) != region_of(label, depth - 1) for label in labels if not label.startswith(kept))
 
 
 def _repeats(program: StepProgram, groups: list[Group]) -> dict[str, int]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from meshwright.compiler.analysis.likeness import portraits, within
+from meshwright.compiler.analysis.likeness import Portrait, portraits, within
 from meshwright.compiler.analysis.rebuild import without_regions
-from meshwright.compiler.analysis.regions import find_regions
+from meshwright.compiler.analysis.regions import Regions, find_regions
 from meshwright.compiler.analysis.removal import Unsafe, plan_removal
 from meshwright.compiler.graph.program import StepProgram, annotation
 
@@ -17,6 +17,10 @@ KEPT = 2
 """Copies of each kind that stay: the first, and one that stands for all others."""
 Kind = tuple[str, int, Hashable]
 """The container of a block, a number for what it computes, and how a plan treats it."""
+
+
+Drawn = tuple[list[Regions], list[dict[str, Portrait]]]
+"""The regions of a step's graphs with their portraits, which do not depend on how a plan treats them."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Level:
         done: list[Group],
         treatments: Mapping[str, Hashable],
         absent: Mapping[str, tuple[str, ...]],
+        drawn: Drawn | None = None,
     ) -> None:
         self.groups: list[Group] = []
         self._program = program
@@ -61,8 +66,12 @@ class Level:
         self._treatments = treatments
         self._absent = {b: names for b, names in absent.items() if b not in self._done}
         self._known: dict[str, str] = {"": ""}
-        self._graphs = [find_regions(g, self._region) for g in (program.micro, program.update)]
-        self._portraits = [portraits(g) for g in self._graphs]
+        self.drawn = drawn or self._draw(program)
+        self._graphs, self._portraits = self.drawn
+
+    def _draw(self, program: StepProgram) -> Drawn:
+        regions = [find_regions(g, self._region) for g in (program.micro, program.update)]
+        return regions, [portraits(r) for r in regions]
 
     def fold(self, reasons: list[str]) -> StepProgram:
         """The folded program. Adds to ``reasons`` why repeated blocks were kept."""

@@ -32,9 +32,10 @@ def parts(node: fx.Node, kind: Kind) -> tuple[Kernel, ...]:
     if written is None:
         return ()
     called = _Called(kind)
+    given, named = [_without_data(a) for a in node.args], {k: _without_data(v) for k, v in node.kwargs.items()}
     try:
         with torch.no_grad(), called:
-            written(*(_without_data(a) for a in node.args), **{k: _without_data(v) for k, v in node.kwargs.items()})
+            written(*given, **named)
     except (NotImplementedError, RuntimeError):
         return ()  # what it does depends on values
     return tuple(called.kernels) if len(called.kernels) > 1 else ()
@@ -79,6 +80,8 @@ class _Called(TorchDispatchMode):
         sizes: tuple[int, ...] = ()
         if kind == "matmul" and len(given) >= 2:
             a, b = given[-2:]
+            if a.dim() == b.dim() == 1:  # a sum of products: bounded by what is read
+                return Kernel(overload_name(func), "reduction", 2.0 * a.numel(), read, written, dtype, sizes)
             rows = a.shape[-2] if a.dim() > 1 else 1
             sizes = (math.prod(a.shape[:-2]), rows, b.shape[-1] if b.dim() > 1 else 1, a.shape[-1])
             count = 2.0 * math.prod(sizes)

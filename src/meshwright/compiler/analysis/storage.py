@@ -101,7 +101,9 @@ def tensor_bytes(node: fx.Node) -> list[int]:
     if any(isinstance(v, torch.Tensor) for v in values):
         return [int(v.numel()) * v.element_size() if isinstance(v, torch.Tensor) else 0 for v in values]
     note = annotation(node)
-    return [] if note.dtype is None else [int(torch.Size(note.shape).numel()) * note.dtype.itemsize]
+    return (
+        [] if note.dtype is None or value is not None else [int(torch.Size(note.shape).numel()) * note.dtype.itemsize]
+    )
 
 
 def last_reads(order: Sequence[fx.Node], owned: Mapping[fx.Node, tuple[Storage, ...]]) -> dict[Storage, int]:

@@ -7,7 +7,6 @@ which the executor runs them.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,16 +15,16 @@ import torch
 from torch import fx
 
 import meshwright.compiler.graph.ops  # noqa: F401  (registers the ops that are named below)
+from meshwright.compiler.analysis.held import accumulator_bytes, held_bytes, released_together
 from meshwright.compiler.analysis.inplace import InPlace, in_place
 from meshwright.compiler.analysis.kernels import Known, kernel
-from meshwright.compiler.analysis.kinds import INPUT_KINDS
-from meshwright.compiler.analysis.lifetimes import buffers, deposited, nodes_of, roles
+from meshwright.compiler.analysis.lifetimes import buffers, deposited, nodes_of
 from meshwright.compiler.analysis.messages import unpacking
-from meshwright.compiler.analysis.storage import Storage, Storages, storages, tensor_bytes
+from meshwright.compiler.analysis.storage import Storages, storages, tensor_bytes
 from meshwright.compiler.graph import collectives
-from meshwright.compiler.graph.program import StepProgram, Value, annotation
+from meshwright.compiler.graph.program import StepProgram, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
-from meshwright.compiler.mesh import MICRO, Mesh
+from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.summary import (
     Buffer,
     GraphSummary,
@@ -38,12 +37,10 @@ from meshwright.compiler.summary import (
     Wait,
 )
 
-_HELD = ("parameter", "state", "buffer", "constant")
 _TRANSFERS: dict[Any, TransferDirection] = {
     torch.ops.meshwright.to_device.default: "to device",
     torch.ops.meshwright.to_host.default: "to host",
 }
-_REDUCE = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def summarize(rank_program: RankProgram, repeats: Mapping[str, int] | None = None) -> RankSummary:
@@ -57,7 +54,7 @@ def summarize(rank_program: RankProgram, repeats: Mapping[str, int] | None = Non
     memory = storages(nodes_of(rank_program.micro), with_micro)
     micro = summarize_graph(rank_program.micro, with_micro, known, memory, passed_on=added_up)
     update = summarize_graph(rank_program.update, with_micro, known, update=in_place(rank_program.update))
-    update = replace(update, buffers=_released_together(rank_program, memory, update.buffers))
+    update = replace(update, buffers=released_together(rank_program, memory, update.buffers))
     # what the prologue returns is there for every microbatch
     end = len(prologue.items)
     passed_on = [
@@ -74,8 +71,8 @@ def summarize(rank_program: RankProgram, repeats: Mapping[str, int] | None = Non
         prologue=prologue,
         micro=micro,
         update=update,
-        held=_held(rank_program, repeats),
-        accumulators=_accumulators(rank_program, repeats) if plan.microbatches > 1 else 0,
+        held=held_bytes(rank_program, repeats),
+        accumulators=accumulator_bytes(rank_program, repeats) if plan.microbatches > 1 else 0,
         repeats=repeats,
         model_flops=model_flops(program, repeats, known),
         samples=program.batch_size,
@@ -127,26 +124,6 @@ def summarize_graph(
     return GraphSummary(tuple(items), found)
 
 
-def _released_together(rank_program: RankProgram, memory: Storages, buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-    """The buffers of an update, where gradients that micro made in one piece of memory (one message brought them) are
-    released with the last one of them."""
-    plan = rank_program.plan
-    _, made = roles(rank_program.micro)
-    least = _REDUCE[plan.precision.reduce] if plan.microbatches > 1 else 0
-    pieces: dict[str, frozenset[Storage]] = {}
-    for node, value in roles(rank_program.update)[0].items():
-        source = made.get(value) if value.kind == "gradient" else None
-        kept = annotation(source).dtype == annotation(node).dtype if source is not None else False
-        # a sum that is taken in a wider dtype has memory of its own
-        if source is not None and kept and (annotation(source).dtype or torch.float64).itemsize >= least:
-            pieces[node.name] = frozenset(memory.owned.get(source, ()))
-    last: dict[frozenset[Storage], int] = {}
-    for buffer in buffers:
-        if buffer.born < 0 and buffer.name in pieces:
-            last[pieces[buffer.name]] = max(last.get(pieces[buffer.name], 0), buffer.last)
-    return tuple(replace(b, last=last[pieces[b.name]]) if b.born < 0 and b.name in pieces else b for b in buffers)
-
-
 class _Done:
     """What the device does for a node: at least one work, so that it has a place."""
 
@@ -192,36 +169,4 @@ def model_flops(program: StepProgram, repeats: Mapping[str, int], known: Known |
             found, _ = kernel(node, known)
             if found.kind in ("matmul", "attention"):
                 total += found.flops * repeats.get(annotation(node).block, 1)
-    return total
-
-
-def copies_of(name: str, repeats: Mapping[str, int]) -> int:
-    """How many equal ones a parameter or state tensor stands for, by the block that its name begins with."""
-    block = max((b for b in repeats if b and name.startswith(b + ".")), key=len, default="")
-    return repeats[block] if block else 1
-
-
-def _held(rank_program: RankProgram, repeats: Mapping[str, int]) -> dict[str, int]:
-    """What a rank holds throughout; each tensor once, however many graphs read it."""
-    seen: dict[Value, int] = {}
-    for graph in (rank_program.prologue, rank_program.micro, rank_program.update):
-        for node, value in roles(graph)[0].items():
-            on_host = any(_TRANSFERS.get(u.target) == "to device" for u in node.users)
-            if value.kind in _HELD and MICRO not in graph.inputs[value].axes and not on_host:
-                seen[value] = max(seen.get(value, 0), sum(tensor_bytes(node)))
-    held: Counter[str] = Counter()
-    for value, size in seen.items():
-        held[INPUT_KINDS[value.kind]] += size * copies_of(value.name, repeats)
-    return dict(held)
-
-
-def _accumulators(rank_program: RankProgram, repeats: Mapping[str, int]) -> int:
-    """The bytes of the gradient accumulators, in the dtype of reduction or a wider one."""
-    least = _REDUCE[rank_program.plan.precision.reduce]
-    total = 0
-    for value, node in roles(rank_program.micro)[1].items():
-        note = annotation(node)
-        if value.kind == "gradient" and note.dtype is not None:
-            size = math.prod(note.shape) * max(least, note.dtype.itemsize)
-            total += size * copies_of(value.name, repeats)
     return total

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from meshwright.compiler.analysis.strides import as_view
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.ops.contraction import kernel_form, parse
+from meshwright.compiler.graph.ops.pieces import largest
 
 _HALF = (2,)
 """Bytes of an element of the dtypes whose sums are taken in float32."""
@@ -49,7 +50,12 @@ def _cast(x: Tensor) -> int:
 
 
 def _logsumexp(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
-    return _cast(given[0]) + _wide(given[0])
+    return _piece(given[0], _cast(given[0]) + _wide(given[0]))
+
+
+def _piece(x: Tensor, taken: int) -> int:
+    """Of what is taken for all of the logits, the part that is taken for the largest piece of them."""
+    return taken * largest(x.shape, 1) // max(1, int(x.numel()))
 
 
 def _pick(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
@@ -57,13 +63,13 @@ def _pick(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
 
 
 def _cross_entropy(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
-    return _cast(given[0]) + _wide(given[0])
+    return _logsumexp(given, _, made)
 
 
 def _cross_entropy_backward(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
     logits, target = given[1], given[2]
-    on_the_way = _cast(logits) + _wide(logits) - made
-    return on_the_way + int(target.numel()) * (3 + max(4, int(logits.element_size())))
+    on_the_way = _cast(logits) + _wide(logits)
+    return _piece(logits, on_the_way + int(target.numel()) * (3 + max(4, int(logits.element_size()))))
 
 
 def _embedding_backward(given: Sequence[Any], nodes: Sequence[Any], made: int) -> int:
@@ -77,8 +83,8 @@ def _embedding_backward(given: Sequence[Any], nodes: Sequence[Any], made: int) -
 
 
 def _dropout(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
-    """Two int64 for each element: its random number, and that number shifted."""
-    return 16 * int(given[0].numel()) - made
+    """Two int64 for each element of a piece: its random number, and that number shifted."""
+    return 16 * largest(given[0].shape, max(0, given[0].dim() - 1))
 
 
 def _sum_of_squares(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
@@ -117,7 +123,7 @@ def _attention_backward(given: Sequence[Any], _: Sequence[Any], made: int) -> in
 
 def explicit(node: fx.Node) -> bool:
     """Whether an attention computes its scores one by one, on every device."""
-    given = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args]
+    given: list[Any] = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args]
     first = 1 if "backward" in str(node.target) else 0
     query, value, seed = given[first], given[first + 2], given[first + 4]
     return _explicit(query, value, seed, given[11 if first else 8])

@@ -13,6 +13,8 @@ from meshwright.compiler.cluster.kernels import kernel_seconds
 from meshwright.compiler.summary import Kernel, MessageKind
 
 _MATMUL = ("matmul", "matmul_half")
+_HOPS_SHARE = 0.6
+"""How much of a small message's time in a small group hops can be; what it takes longer in a large one may be more."""
 _SHARES = tuple(0.02 * 1.08**i for i in range(66))
 _HALVES = tuple(2.0 * 1.25**i for i in range(32))
 
@@ -82,7 +84,8 @@ def _best(device: Device, name: str, values: Iterable[float], timed: Sequence[Ti
 
 def _error(device: Device, timed: Sequence[Timed]) -> float:
     """Mean distance of predicted and measured in logarithms, so that twice and half as long are as bad."""
-    return sum(abs(math.log(kernel_seconds(device, t.kernel) / t.seconds)) for t in timed) / len(timed)
+    launch = device.efficiency.launch if device.is_host else 0.0  # a part of every kernel's time there
+    return sum(abs(math.log((kernel_seconds(device, t.kernel) + launch) / t.seconds)) for t in timed) / len(timed)
 
 
 def error_of(device: Device, timed: Sequence[Timed]) -> float:
@@ -115,9 +118,8 @@ def fit_tier(tier: Tier, sent: Sequence[Sent]) -> Tier:
             fixed /= (members - 1) ** growth
         large = max((s for s in sent if s.kind == kind), key=lambda s: s.payload)
         staging = round(large.taken / large.payload, 2)
-        collectives.append(
-            Collective(kind, float(f"{rate / bandwidth:.4g}"), _digits(fixed), staging, round(growth, 2))
-        )
+        share = float(f"{rate / bandwidth:.4g}")
+        collectives.append(Collective(kind, share, _digits(fixed), staging, round(growth, 2)))
     return replace(
         tier,
         bandwidth=_digits(bandwidth),
@@ -164,7 +166,8 @@ def _hop(sent: Sequence[Sent]) -> float:
         many = min(small, key=lambda s: (-s.members, s.payload))
         hops = _hops(kind, many.members) - _hops(kind, few.members)
         if hops > 0:
-            found.append(max(0.0, (many.seconds - few.seconds) / hops))
+            most = _HOPS_SHARE * few.seconds / _hops(kind, few.members)
+            found.append(min(most, max(0.0, (many.seconds - few.seconds) / hops)))
     return min(found) if found else 0.0
 
 

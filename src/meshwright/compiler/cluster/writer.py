@@ -53,10 +53,7 @@ def _tier(tier: Tier) -> list[str]:
             lines.append(f"{name} = {_number(getattr(tier, name))}")
     lines += ["direct = true"] if tier.direct else []
     if tier.collectives:
-        lines += [
-            "",
-            "[tier.collectives]  # efficiency, the seconds of a call, bytes that it takes per byte of payload",
-        ]
+        lines += ["", "[tier.collectives]  # efficiency, seconds of a call, its memory per byte of payload"]
         lines += [
             f"{c.kind} = {{ efficiency = {_number(c.efficiency)}, overhead = {_number(c.overhead)}"
             + (f", staging = {_number(c.staging)}" if c.staging else "")

@@ -232,7 +232,8 @@ def _joined_for_gather(
 
     def finish(done: list[Tensor]) -> list[Tensor]:
         parts = torch.split(done[0].view(count, -1), [shape.numel() for shape in shapes], dim=1)
-        wholes = [p.reshape(count * shape[0], *shape[1:]) for p, shape in zip(parts, shapes, strict=True)]
+        # contiguous, since a view of its part would keep all of the message alive
+        wholes = [p.contiguous().view(count * shape[0], *shape[1:]) for p, shape in zip(parts, shapes, strict=True)]
         return [w.narrow(0, 0, n).movedim(0, d) for w, d, n in zip(wholes, dims, sizes, strict=True)]
 
     return _flat(moved), finish

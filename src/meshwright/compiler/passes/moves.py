@@ -56,7 +56,9 @@ class Moves:
         made = self._graph.call_function(redistribute, (placed.node, str(source), str(target)))
         note, reader = annotation(placed.node), annotation(user)
         made.meta["val"] = placed.node.meta.get("val")
-        made.meta["meshwright"] = replace(note, sharding=target, phase=reader.phase, block=reader.block)
+        # a sum is paid by the block that owes it, a weight gathered by the one that needs it: so every block does alike
+        block = note.block if pays and placed.node.op != "placeholder" else reader.block
+        made.meta["meshwright"] = replace(note, sharding=target, phase=reader.phase, block=block)
         if final:
             # at once, so that a gradient is cut as soon as it is there and the whole one is freed
             placed.node.append(made)

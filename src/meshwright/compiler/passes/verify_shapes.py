@@ -13,7 +13,7 @@ from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.fake import fake_mode
 from meshwright.compiler.graph.pending import Kind, Pending, Work, at_once
 from meshwright.compiler.graph.program import annotation
-from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.graph.trial import attempt, tensor
 from meshwright.compiler.mesh import Mesh
 
@@ -63,6 +63,16 @@ def verify_shapes(local: LocalGraph, mesh: Mesh, meta: bool = False) -> LocalGra
                 if not known:
                     _record(node, values[node])
     return local
+
+
+def lay_out(rank_program: RankProgram) -> None:
+    """Find out how all values of a program lie in memory: a program that was read from its text knows shapes alone."""
+    mesh = rank_program.mesh.with_micro(rank_program.plan.microbatches)
+    for local in (rank_program.prologue, rank_program.micro, rank_program.update):
+        for node in local.module.graph.nodes:
+            if node.op == "call_function":
+                node.meta.pop("val", None)
+        verify_shapes(local, mesh)
 
 
 def _record(node: fx.Node, result: Any) -> None:

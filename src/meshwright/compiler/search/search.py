@@ -32,6 +32,8 @@ WORTH = 0.01
 """The share of a step for which recomputation is taken back block by block."""
 SPARSE = 8
 """Recomputation in fewer than every so many blocks is not looked for."""
+PATIENCE, GAIN = 4, 0.005
+"""So many candidates in a row may fail to be faster by this share before the search ends."""
 HOPE = 1.05
 """A candidate whose estimate is more than so many times the best time is not priced."""
 
@@ -173,12 +175,15 @@ def _argument(one: Candidate) -> str:
 
 def _exploit(found: Search, pool: Sequence[Candidate]) -> None:
     """Price what the estimates rank first, as long as one may beat the best or be simpler at nearly its time."""
-    while found.left > found.limits.budget // 5:  # the rest is for the refinement
+    vain = 0
+    while found.left > found.limits.budget // 5 and vain < PATIENCE:  # the rest is for the refinement
         best = min((p.seconds for p in found.fitting()), default=None)
         one = _promising(found, pool, best)
         if one is None:
             return
-        found.price(one)
+        priced = found.price(one)
+        better = priced is not None and found.fits(priced) and (best is None or priced.seconds < best * (1 - GAIN))
+        vain = 0 if better or best is None else vain + 1
 
 
 def _promising(found: Search, pool: Sequence[Candidate], best: float | None = None) -> Candidate | None:

@@ -23,6 +23,11 @@ _ALONG = {
 """Ops that mix elements along one dim alone: the position of that argument, and its default."""
 
 
+_FILLS = {"full": 0, "ones": 0, "zeros": 0, "new_full": 1, "new_ones": 1, "new_zeros": 1}
+"""Ops that give one value to all elements, with the position of the shape."""
+_LIKE = ("full_like", "ones_like", "zeros_like")
+
+
 class TooLarge(Exception):
     """A value has more than LARGEST elements that may differ."""
 
@@ -56,14 +61,14 @@ def evaluate(node: fx.Node, values: dict[fx.Node, Any] | None = None) -> Tensor:
             if "device" in kwargs:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             with untraced():
-                values[at] = _call(at.target, args, kwargs)
+                values[at] = _call(at.target, args, kwargs, at.meta.get("val"))
     found = values[node]
     assert isinstance(found, Tensor)
     return found
 
 
-def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op's value, in as little memory as what differs in it takes.
+def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: Any = None) -> Any:
+    """The op's value, in as little memory as what differs in it takes. ``like`` has its shape.
 
     A mask is the same for every sample and head. So a dim along which nothing changes is kept as a view of stride
     0, and a pointwise op on such views is computed once: 16 masks of 8192 x 8192 cost what one costs.
@@ -71,10 +76,19 @@ def _call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
         target = torch.ops.aten.reshape.default  # the strides of what is computed here are its own
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
-    pointwise = torch.Tag.pointwise in target.tags or str(target).split(".")[1] in UNTAGGED
+    name = str(target).split(".")[1]
+    pointwise = torch.Tag.pointwise in target.tags or name in UNTAGGED
     if target in _ALONG:
         return _along(target, args, kwargs)
+    if name in _FILLS:
+        at = _FILLS[name]
+        return target(*args[:at], [1] * len(args[at]), *args[at + 1 :], **kwargs).expand(args[at])
+    if name in _LIKE:
+        return target(once(args[0]), *args[1:], **kwargs).expand(args[0].shape)
     if not pointwise or not shapes:
+        views = any(r.alias_info is not None for r in target._schema.returns)
+        if isinstance(like, Tensor) and like.numel() > SMALL and not views:
+            raise TooLarge
         found = target(*args, **kwargs)
         return _shared(found) if isinstance(found, Tensor) and found.numel() <= SMALL else found
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # torch has no types here

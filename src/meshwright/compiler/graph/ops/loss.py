@@ -1,7 +1,8 @@
 """Cross entropy and its pieces, in which a shard may hold only some classes.
 
 Logits are ``[... v]``, targets int64 ``[...]`` of whole indices. Losses and logsumexp of half
-precision logits are fp32. ``start`` is the first class that the shard holds.
+precision logits are fp32. ``start`` is the first class that the shard holds. What is as large as the logits is made
+piece by piece.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from meshwright.compiler.graph.ops.library import differentiate, register
 from meshwright.compiler.graph.ops.lookup import local_index
+from meshwright.compiler.graph.ops.pieces import pieces
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -21,7 +23,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _logsumexp(x: Tensor) -> Tensor:
-    return torch.logsumexp(x.to(wide(x.dtype)), -1)
+    rows = x.reshape(-1, x.shape[-1])
+    made = x.new_empty(rows.shape[0], dtype=wide(x.dtype))
+    for start, end in pieces(*rows.shape):
+        made[start:end] = torch.logsumexp(rows[start:end].to(made.dtype), -1)
+    return made.view(x.shape[:-1])
 
 
 def _logsumexp_fake(x: Tensor) -> Tensor:
@@ -48,13 +54,19 @@ def _cross_entropy_fake(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _cross_entropy_backward(grad: Tensor, logits: Tensor, target: Tensor, logsumexp: Tensor, start: int) -> Tensor:
-    local, outside = local_index(target, start, logits.shape[-1])
-    made = (logits.to(logsumexp.dtype) - logsumexp.unsqueeze(-1)).exp_()
-    hit = torch.full_like(logsumexp, -1.0)
-    if outside is not None:
-        hit.masked_fill_(outside, 0.0)
-    made.scatter_add_(-1, local.unsqueeze(-1), hit.unsqueeze(-1))
-    return made.mul_(grad.unsqueeze(-1)).to(logits.dtype).contiguous()
+    made = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    rows, results = logits.reshape(-1, logits.shape[-1]), made.view(-1, logits.shape[-1])
+    grads, targets, totals = grad.reshape(-1), target.reshape(-1), logsumexp.reshape(-1)
+    for first, end in pieces(*rows.shape):
+        local, outside = local_index(targets[first:end], start, logits.shape[-1])
+        total = totals[first:end]
+        piece = (rows[first:end].to(total.dtype) - total.unsqueeze(-1)).exp_()
+        hit = torch.full_like(total, -1.0)
+        if outside is not None:
+            hit.masked_fill_(outside, 0.0)
+        piece.scatter_add_(-1, local.unsqueeze(-1), hit.unsqueeze(-1))
+        results[first:end] = piece.mul_(grads[first:end].unsqueeze(-1))
+    return made
 
 
 def _cross_entropy_backward_fake(grad: Tensor, logits: Tensor, target: Tensor, logsumexp: Tensor, start: int) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.graph.ops.library import differentiate, register
+from meshwright.compiler.graph.ops.pieces import pieces
 
 
 def _signed(value: int) -> int:
@@ -82,8 +83,19 @@ def keep(seed: Tensor, site: int, index: Tensor, p: float) -> Tensor:
 def _dropout(x: Tensor, seed: Tensor, p: float, site: int, sizes: list[int], offsets: list[int]) -> Tensor:
     if p >= 1.0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    kept = keep(seed, site, linear_index(x.shape, sizes, offsets, x.device), p)
-    return torch.where(kept, x * (1.0 / (1.0 - p)), 0.0).to(x.dtype).contiguous()
+    if not x.dim() or len(offsets) > x.dim():
+        return _dropped(x, seed, p, site, linear_index(x.shape, sizes, offsets, x.device))
+    made = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sizes, offsets = sizes or list(x.shape), offsets or [0] * x.dim()
+    for start, end in pieces(x.shape[0], x[0].numel() if x.shape[0] else 1):
+        part = x[start:end]
+        index = linear_index(part.shape, sizes, [offsets[0] + start, *offsets[1:]], x.device)
+        made[start:end] = _dropped(part, seed, p, site, index)
+    return made
+
+
+def _dropped(x: Tensor, seed: Tensor, p: float, site: int, index: Tensor) -> Tensor:
+    return torch.where(keep(seed, site, index, p), x * (1.0 / (1.0 - p)), 0.0).to(x.dtype).contiguous()
 
 
 def _dropout_fake(x: Tensor, seed: Tensor, p: float, site: int, sizes: list[int], offsets: list[int]) -> Tensor:
