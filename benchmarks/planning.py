@@ -20,15 +20,16 @@ import torch
 import torch.multiprocessing as multiprocessing
 import transformers
 
+from meshwright.compiler.analysis.blocks import Folded
+from meshwright.compiler.analysis.stand_ins import COPIES
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.diagnostics import MeshwrightError
-from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.plan import Precision
 from meshwright.compiler.prediction import Execution
 from meshwright.compiler.search.limits import Limits
-from meshwright.frontend.capture import capture
+from meshwright.frontend.capture.shallow import capture_folded
 from meshwright.frontend.source import load_source
-from meshwright.planning import plan_program
+from meshwright.planning import plan_folded
 
 LLAMA = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
 """Layers, width, heads, inner width; 8 key/value heads and a vocabulary of 128,256 in all."""
@@ -45,7 +46,6 @@ class Row:
     layers: int
     ranks: int
     capture: float
-    fold: float = 0.0
     search: float = 0.0
     priced: int = 0
     considered: int = 0
@@ -55,12 +55,12 @@ class Row:
     memory: float = 0.0
 
 
-def captured(model: str, layers: int | None) -> tuple[StepProgram, Precision, int]:
+def captured(model: str, layers: int | None) -> tuple[Folded, Precision, int]:
     """The step of a model, with so many layers if a number is given; its precision, its layers."""
     if model == "gpt.mw":
         changed = {"batch": 16384, **({"layers": layers} if layers else {})}
         source = load_source(str(GPT), changed)
-        return source.capture(), source.precision, layers or 4
+        return source.capture_folded(), source.precision, layers or 4
     depth, width, heads, inner = LLAMA[model]
     config = transformers.LlamaConfig(
         vocab_size=128256,
@@ -78,26 +78,27 @@ def captured(model: str, layers: int | None) -> tuple[StepProgram, Precision, in
         tokens = torch.empty(SAMPLES, TIME, dtype=torch.int64)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     batch = {"input_ids": tokens, "labels": tokens}
-    return capture(module, batch, optimizer, None, 1.0, precision=MIXED), MIXED, layers or depth
+    folded = capture_folded(module, batch, optimizer, None, 1.0, precision=MIXED, copies=COPIES)
+    return folded, MIXED, layers or depth
 
 
 def work(model: str, layers: int | None, ranks: list[int], pipe: Connection) -> None:
     torch.set_num_threads(1)
     began = time.perf_counter()
-    program, precision, depth = captured(model, layers)
+    folded, precision, depth = captured(model, layers)
     seconds = time.perf_counter() - began
     for count in ranks:
         row = Row(model, depth, count, seconds)
         began = time.perf_counter()
         try:
-            found = plan_program(
-                program,
+            found = plan_folded(
+                folded,
                 read_cluster(f"h100x{count}"),
                 limits=Limits(),
                 precision=precision,
                 execution=Execution("kernels"),
             )
-            row.fold, row.search = found.seconds["fold"], found.seconds["search"]
+            row.search = found.seconds["search"]
             row.priced, row.considered = len(found.search.priced), found.search.considered
             row.plan, row.step, row.mfu = found.plan.name, found.prediction.seconds, found.prediction.mfu
         except MeshwrightError as fault:
@@ -127,13 +128,13 @@ def measure(model: str, layers: int | None, ranks: list[int]) -> list[Row]:
 
 
 HEAD = """\
-| model | layers | ranks | capture s | fold s | search s | simulated of legal | plan | step s | MFU | peak MiB |
-|---|---|---|---|---|---|---|---|---|---|---|"""
+| model | layers | ranks | capture s | search s | simulated of legal | plan | step s | MFU | peak MiB |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def line(row: Row) -> str:
     return (
-        f"| {row.model} | {row.layers} | {row.ranks:,} | {row.capture:.1f} | {row.fold:.2f} | {row.search:.1f} | "
+        f"| {row.model} | {row.layers} | {row.ranks:,} | {row.capture:.1f} | {row.search:.1f} | "
         f"{row.priced} of {row.considered:,} | {row.plan} | {row.step:.3g} | {100 * row.mfu:.0f} % | {row.memory:.0f} |"
     )
 

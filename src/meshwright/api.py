@@ -41,6 +41,7 @@ from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
+from meshwright.frontend.capture.fingerprint import hashes_of
 from meshwright.planning import AUTO, cluster_of, plan_program
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
@@ -299,7 +300,7 @@ class _Given:
     def made_for(self, program: StepProgram, precision: Precision | None) -> Plan:
         """The plan, if it was made for this program. Raises E0310."""
         place = self.file.toml.value("made_for", "model") if self.file is not None else None
-        for diagnostic in check_made_for(self.plan, program.fingerprint, torch.__version__, place):
+        for diagnostic in check_made_for(self.plan, hashes_of(program), place):
             warnings.warn(diagnostic.render(), stacklevel=3)
         return replace(self.plan, precision=precision or self.plan.precision)
 

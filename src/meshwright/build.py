@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-import torch
-
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
@@ -21,6 +19,7 @@ from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.compiler.search.limits import Limits
+from meshwright.frontend.capture.fingerprint import hashes_of
 from meshwright.frontend.pins import pinned_plan, section_pins
 from meshwright.frontend.source import Source, load_source, source_without_weights
 from meshwright.frontend.widen import widened
@@ -65,6 +64,7 @@ def compile(
     output: str | Path | None = None,
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
+    precision: Precision | None = None,
 ) -> Built:
     """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``
     (default: ``gpt-build`` for ``gpt.mw`` or ``package.gpt:factory``).
@@ -72,10 +72,12 @@ def compile(
     ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's
     ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``plan="auto"`` lets the planner
     choose for ``cluster`` (``h100x8``, a cluster file, or a Cluster). ``overrides`` replace sizes and settings by
-    name, ``batch`` the samples of the global batch.
+    name, ``batch`` the samples of the global batch, ``precision`` that of the source and of the plan.
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
-    decided = decide(source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch)
+    decided = decide(
+        source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch, precision=precision
+    )
     loaded = decided.source
     with decided.located():
         rank_program = compile_step(decided.program, _for_ranks(decided.plan, ranks))
@@ -96,6 +98,7 @@ def decide(
     overrides: Mapping[str, float] | None = None,
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
+    precision: Precision | None = None,
     meta: bool = False,
 ) -> Decided:
     """Load and capture a source and find the plan for it, which may be for another number of ranks.
@@ -108,7 +111,9 @@ def decide(
         loaded = widened(loaded, batch)
     own = loaded.precision
     file = read_plan_file(plan) if _is_file(plan) else None
-    if file is not None and "precision" in file.toml.values:
+    if precision is not None:
+        loaded.precision = precision
+    elif file is not None and "precision" in file.toml.values:
         loaded.precision = file.plan.precision  # the plan decides what is computed in
     program = loaded.capture()
     warnings = list(loaded.warnings)
@@ -135,12 +140,12 @@ def _check_made_for(file: PlanFile, program: StepProgram, source: Source, own: P
 
     A plan's precision may be edited, and its hash is then still that of the program before.
     """
-    model = program.fingerprint
-    if file.plan.hashes.model not in ("", model) and source.precision != own:
+    made = hashes_of(program)
+    if file.plan.hashes.model not in ("", made.model) and source.precision != own:
         before = replace(source, precision=own).capture().fingerprint
-        model = before if before == file.plan.hashes.model else model
-    places = (file.toml.value("made_for", key) for key in ("model", "torch"))
-    return check_made_for(file.plan, model, torch.__version__, *places)
+        made = replace(made, model=before) if before == file.plan.hashes.model else made
+    word = "model" if file.plan.hashes.model else "outline"
+    return check_made_for(file.plan, made, *(file.toml.value("made_for", key) for key in (word, "torch")))
 
 
 def _plan(plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None) -> Plan:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from meshwright.compiler.analysis.blocks import fold
+from meshwright.compiler.analysis.blocks import Folded, Unknown, fold
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.cluster.presets import LOCAL
@@ -25,11 +25,12 @@ from meshwright.compiler.prediction_text import predicted_of
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.explain import reasons
 from meshwright.compiler.search.infeasible import infeasible
-from meshwright.compiler.search.limits import Limits
+from meshwright.compiler.search.limits import Limits, reserve_bytes
 from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.search.prices import Priced
 from meshwright.compiler.search.search import Search, search
 from meshwright.compiler.search.why_not import WhyNot, why_not
+from meshwright.frontend.capture.fingerprint import outline
 from meshwright.frontend.pins import section_pins
 from meshwright.frontend.source import Source, source_without_weights
 from meshwright.frontend.widen import samples_of, widened
@@ -58,8 +59,8 @@ class Planned:
     warnings: tuple[Diagnostic, ...] = ()
 
     def why_not(self, text: str) -> WhyNot:
-        """Plan again under the pin ``text`` (``tp=8``), and tell the difference by cause. Raises MeshwrightError for
-        a pin that cannot be read or kept."""
+        """Plan again under the pin ``text`` (``tp=8``), and tell the difference by cause, or why no plan keeps to it.
+        Raises MeshwrightError for a pin that cannot be read."""
         return why_not(self.search, parse_pins([text]))
 
 
@@ -71,28 +72,38 @@ def plan(
     pins: str | Iterable[str] = (),
     batch: int | None = None,
     tokens: int | None = None,
-    reserve: int = 0,
+    reserve: int | str = 0,
     budget: int = 24,
     overrides: Mapping[str, float] | None = None,
+    precision: Precision | None = None,
     execution: Execution | None = None,
 ) -> Planned:
     """Choose a plan for a ``.mw`` file or a factory (``package.module:factory``) on a cluster.
 
     ``cluster`` is a preset (``h100x64``), the path of a cluster file, or a Cluster; ``ranks`` says how many of its
     devices are used (default: all). ``pins`` fix a part of the plan (``tp=8``, ``fsdp``, ``micro=4``, ``no offload``).
-    ``batch`` or ``tokens`` replace the global batch of the source, ``reserve`` bytes of every device stay free.
-    ``overrides`` replace sizes and settings by name. At most ``budget`` candidates are compiled and simulated.
+    ``batch`` or ``tokens`` replace the global batch of the source; ``reserve`` of every device stays free (bytes, or
+    ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by name, ``precision`` that of the source. At most
+    ``budget`` candidates are compiled and simulated.
     Raises MeshwrightError for what cannot be read or captured, for limits that contradict (E043x), and if nothing
     fits (E0440).
     """
     where = cluster_of(cluster, ranks)
-    given = parse_pins([pins] if isinstance(pins, str) and pins else list(pins))  # told before anything is captured
+    # told before anything is captured
+    given = parse_pins([pins] if isinstance(pins, str) and pins else list(pins))
+    free = reserve_bytes(reserve, where.device.memory)
     began = time.perf_counter()
     loaded = _sized(source_without_weights(source, overrides), batch, tokens)
-    limits = Limits(reserve, section_pins(loaded).joined(given), budget)
-    program = loaded.capture()
+    loaded.precision = precision or loaded.precision
+    limits = Limits(free, section_pins(loaded).joined(given), budget)
+    folded = loaded.capture_folded()
     captured = time.perf_counter() - began
-    found = plan_program(program, where, ranks=ranks, limits=limits, precision=loaded.precision, execution=execution)
+    try:
+        found = plan_folded(folded, where, ranks=ranks, limits=limits, precision=loaded.precision, execution=execution)
+    except Unknown:  # some plan treats a layer that was not captured as none that was
+        found = plan_program(
+            loaded.capture(), where, ranks=ranks, limits=limits, precision=loaded.precision, execution=execution
+        )
     return replace(found, seconds={"capture": captured, **found.seconds}, warnings=loaded.warnings)
 
 
@@ -106,29 +117,50 @@ def plan_program(
     execution: Execution | None = None,
 ) -> Planned:
     """Choose a plan for a step that has been captured. ``precision`` is what it was captured in."""
+    began = time.perf_counter()
+    folded = fold(program)
+    middle = time.perf_counter()
+    found = plan_folded(folded, cluster, ranks=ranks, limits=limits, precision=precision, execution=execution)
+    return replace(found, seconds={"fold": middle - began, **found.seconds})
+
+
+def plan_folded(
+    folded: Folded,
+    cluster: Cluster,
+    *,
+    ranks: int | None = None,
+    limits: Limits | None = None,
+    precision: Precision | None = None,
+    execution: Execution | None = None,
+) -> Planned:
+    """Choose a plan for the step that was folded. Raises :class:`Unknown` if it was captured by its first layers, and
+    what the others do under some plan cannot be told from them."""
     precision = precision or Precision()
     count = cluster.ranks if ranks is None else ranks
     began = time.perf_counter()
-    folded = fold(program)
-    facts = program_facts(folded, program, precision)
-    middle = time.perf_counter()
-    pricer = Pricer(program, folded, precision, cluster, execution or Execution())
-    found = search(facts, cluster, count, limits or Limits(), pricer)
+    facts = program_facts(folded, precision)
+    limits = limits or Limits()
+    pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins)
+    found = search(facts, cluster, count, limits, pricer)
     if found.best is None:
         raise infeasible(found)
     best = found.best
     told = tuple(reasons(found))
-    made = Realiser(program, precision, facts.blocks).plan(best.candidate)
+    source = folded.source or folded.program
+    made = Realiser(source, precision, facts.blocks, folded.names(), limits.pins).plan(best.candidate)
+    hashes = replace(made.hashes, cluster=cluster_hash(cluster))
+    if folded.absent:
+        hashes = replace(hashes, model="", outline=outline(folded.parameters(), source.batch))
     made = replace(
         made,
-        hashes=replace(made.hashes, cluster=cluster_hash(cluster)),
+        hashes=hashes,
         predicted=predicted_of(best.prediction, cluster.name),
         reasons=told,
     )
     end = time.perf_counter()
     others = [p for p in found.fitting() if p is not best]
     others += sorted((p for p in found.priced if not found.fits(p)), key=lambda p: p.memory)
-    seconds = {"fold": middle - began, "search": end - middle}
+    seconds = {"search": end - began}
     return Planned(made, best.prediction, best.candidate, told, tuple(others), cluster, found, seconds)
 
 

@@ -13,7 +13,7 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step
-from meshwright.compiler.passes.facts import repeated_blocks
+from meshwright.compiler.passes.facts import labels, repeated_blocks
 from meshwright.compiler.passes.treated import treatments
 from meshwright.compiler.plan import Plan, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction
@@ -66,7 +66,7 @@ def predict_step(
     """
     check_ranks(plan.mesh, cluster)
     saves = treatments(program.micro, plan.recompute)
-    places = turns(repeated_blocks(program), plan.recompute)
+    places = turns(repeated_blocks(labels(program)), plan.recompute)
     alike = {block: (places.get(block), cuts) for block, cuts in _cuts(program, plan).items()}
     summary = summary_of(fold(program, {**saves, **alike}), plan, saves)
     return simulate(summary, cluster, execution, spans=spans)
@@ -75,7 +75,7 @@ def predict_step(
 def _cuts(program: StepProgram, plan: Plan) -> dict[str, Hashable]:
     """By repeated block: which entries of the plan say how its parameters are cut."""
     patterns = [pattern_expression(entry.pattern) for entry in plan.parameters]
-    blocks = {name for names in repeated_blocks(program).values() for name in names}
+    blocks = {name for names in repeated_blocks(labels(program)).values() for name in names}
     found: dict[str, list[tuple[str, int]]] = {block: [] for block in blocks}
     for parameter in program.parameters:
         parts = parameter.name.split(".")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from meshwright.compiler.analysis.blocks import Folded
+from meshwright.compiler.analysis.stand_ins import stand_ins
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.cluster import Cluster
-from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
 from meshwright.compiler.passes.known_graphs import KnownGraphs
@@ -18,6 +18,7 @@ from meshwright.compiler.passes.treated import present
 from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.search.candidate import Candidate
+from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.summary import RankSummary
 from meshwright.compiler.timeline import simulate
 
@@ -27,23 +28,26 @@ class Pricer:
 
     def __init__(
         self,
-        program: StepProgram,
         folded: Folded,
         precision: Precision,
         cluster: Cluster,
         execution: Execution,
+        pins: Pins | None = None,
     ) -> None:
+        self._pins = pins
         self._precision = precision
         self._cluster = cluster
         self._execution = execution
-        self._blocks = repeated_blocks(program)
+        self._blocks = repeated_blocks(folded.blocks())
         self._folded = {1: folded}
+        self._absent = {name for names in folded.absent.values() for name in names}
         self._realisers: dict[int, Realiser] = {}
         self._known = KnownGraphs()
         self._summaries: dict[Candidate, RankSummary] = {}
 
     def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
-        """See :class:`meshwright.compiler.search.prices.Prices`."""
+        """See :class:`meshwright.compiler.search.prices.Prices`. Raises :class:`Unknown` for a step that was captured
+        by its first layers, if none of them is treated as others are."""
         if candidate not in self._summaries:
             self._summaries[candidate] = self._summary(candidate)
         return simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
@@ -52,11 +56,15 @@ class Pricer:
         every = candidate.every
         entries = [Recompute(pattern, candidate.save, every) for pattern in self._blocks]
         saves = treatments(self._blocks, entries)
+        places: Mapping[str, Hashable] = turns(self._blocks, entries)
+        if self._absent and every > 1:
+            roles = stand_ins(self._folded[1].groups, self._absent, saves)
+            places, saves = roles, {name: save for name, (save, _) in roles.items()}
         if every not in self._folded:
-            self._folded[every] = self._folded[1].refold(turns(self._blocks, entries))
+            self._folded[every] = self._folded[1].refold(places)
         folded = self._folded[every]
         if every not in self._realisers:
-            self._realisers[every] = Realiser(folded.program, self._precision, self._blocks)
+            self._realisers[every] = Realiser(folded.program, self._precision, self._blocks, pins=self._pins)
         return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known)
 
 

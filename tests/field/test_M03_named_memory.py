@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.compiler.cluster.presets import preset
+from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.search.bounds import least_memory
 from meshwright.compiler.search.candidate import Candidate
@@ -17,12 +18,11 @@ RANKS = 8
 
 
 def predicted(storage: int, **changes: object) -> Prediction:
-    program, folded, _ = deep("1B", 16, 1024)
     cluster = preset("h100x8")
     assert cluster is not None
     axes = (("data", RANKS),) if storage else (("replica", RANKS),)
     one = Candidate(axes, storage, microbatches=2, **changes)  # type: ignore[arg-type]  # fields of Candidate
-    return Pricer(program, folded, MIXED, cluster, Execution()).price(one)
+    return Pricer(deep("1B", 16, 1024), MIXED, cluster, Execution()).price(one)
 
 
 @pytest.mark.parametrize("storage", [0, 1, 2, 3])
@@ -35,7 +35,7 @@ def test_the_peak_is_the_sum_of_named_terms(storage: int) -> None:
 
 
 def test_each_level_divides_its_terms() -> None:
-    _, _, facts = deep("1B", 16, 1024)
+    facts = program_facts(deep("1B", 16, 1024), MIXED)
     for storage in (0, 1, 2, 3):
         axes = (("data", RANKS),) if storage else (("replica", RANKS),)
         least = least_memory(Candidate(axes, storage, microbatches=2), facts)
@@ -47,7 +47,7 @@ def test_each_level_divides_its_terms() -> None:
 def test_gathered_copies_are_counted_with_those_that_are_prefetched() -> None:
     now, ahead = predicted(3), predicted(3, prefetch=1)
     gathered = [p.memory.most["gathered parameters"] for p in (now, ahead)]
-    _, _, facts = deep("1B", 16, 1024)
+    facts = program_facts(deep("1B", 16, 1024), MIXED)
     assert gathered[1] > gathered[0] > 0
     assert gathered[1] < facts.compute_weights, "never the whole model"
 

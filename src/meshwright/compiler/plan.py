@@ -83,6 +83,8 @@ class Hashes:
     torch: str = ""
     cluster: str = ""
     """Of the cluster that it was chosen for; told, not checked: a plan may run anywhere."""
+    outline: str = ""
+    """Of parameters and batch alone: of a plan for which not all layers of the model were captured."""
 
 
 @dataclass(frozen=True)

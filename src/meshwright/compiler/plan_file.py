@@ -57,7 +57,9 @@ def plan_to_toml(plan: Plan) -> str:
         lines += [f"every = {recompute.every}", ""]
     if plan.hashes != Hashes():
         lines += ([] if plan.parameters or plan.recompute else [""]) + ["[made_for]  # checked when the plan is used"]
-        lines += [f"model = {_text(plan.hashes.model)}", f"torch = {_text(plan.hashes.torch)}"]
+        lines += [f"outline = {_text(plan.hashes.outline)}"] if plan.hashes.outline else []
+        lines += [f"model = {_text(plan.hashes.model)}"] if plan.hashes.model or not plan.hashes.outline else []
+        lines += [f"torch = {_text(plan.hashes.torch)}"]
         lines += [f"cluster = {_text(plan.hashes.cluster)}"] if plan.hashes.cluster else []
     if plan.predicted is not None:
         lines += ["", *predicted_lines(plan.predicted)]
@@ -114,20 +116,26 @@ def _text_of(path: Path) -> str:
 
 
 def check_made_for(
-    plan: Plan, model: str, torch: str, place: Span | None = None, torch_place: Span | None = None
+    plan: Plan, made: Hashes, place: Span | None = None, torch_place: Span | None = None
 ) -> list[Diagnostic]:
     """Warnings about a plan's hashes. Raises E0310 if it was made for another model.
 
-    A plan without hashes (written by hand) fits any model. ``place`` is where the model's hash stands, ``torch_place``
-    where the version does. Builds of one version of torch (``2.13.0+cpu``) are alike.
+    A plan without hashes (written by hand) fits any model. ``made`` are those of the model at hand, ``place`` is where
+    the plan's hash of the model stands, ``torch_place`` where the version does. Builds of one version of torch
+    (``2.13.0+cpu``) are alike.
     """
-    if plan.hashes.model and model and plan.hashes.model != model:
-        raise error(
-            "E0310",
-            "the plan was made for another model: the hash of this one is different",
-            place,
-            action="make a new plan, or delete the line 'model = ...' under [made_for] to use it all the same",
-        )
+    for word, mine, other in (
+        ("model", plan.hashes.model, made.model),
+        ("outline", plan.hashes.outline, made.outline),
+    ):
+        if mine and other and mine != other:
+            raise error(
+                "E0310",
+                "the plan was made for another model: the hash of this one is different",
+                place,
+                action=f"make a new plan, or delete the line '{word} = ...' under [made_for] to use it all the same",
+            )
+    torch = made.torch
     if plan.hashes.torch and torch and _public(plan.hashes.torch) != _public(torch):
         message = f"the plan was made with torch {plan.hashes.torch}, this is torch {torch}"
         action = f'the plan is used all the same; write torch = "{_public(torch)}" there to accept this version'

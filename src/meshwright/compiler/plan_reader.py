@@ -22,7 +22,7 @@ TABLES: dict[str, dict[str, type]] = {
          "predicted": dict, "reasons": list},
     "storage": {"parameters": list, "gradients": list, "state": list},
     "precision": {"compute": str, "weights": str, "reduce": str},
-    "made_for": {"model": str, "torch": str, "cluster": str},
+    "made_for": {"model": str, "torch": str, "cluster": str, "outline": str},
     "parameters": {"pattern": str, "compute": str, "rest": str, "gradient": str, "state": str},
     "recompute": {"pattern": str, "save": str, "every": int},
     **PREDICTED,

@@ -56,6 +56,13 @@ class Kernel:
     sizes: tuple[int, ...] = ()
     parts: tuple[Kernel, ...] = ()
     """The kernels that it runs one after the other where the op is written in others; none: it is one itself."""
+    times: int = 1
+    """How often it runs, as a part of another."""
+
+    @property
+    def launches(self) -> int:
+        """The kernels that the host launches."""
+        return sum(part.times for part in self.parts) or 1
 
 
 @dataclass(frozen=True)

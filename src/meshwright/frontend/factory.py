@@ -19,6 +19,7 @@ from torch import nn
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error, nearest, suggestion
 from meshwright.compiler.emit.manifest import SourceDescription
 from meshwright.compiler.plan import Precision
+from meshwright.compiler.precision_text import parse_precision
 from meshwright.compiler.train_settings import DataSettings, TrainSettings
 from meshwright.frontend.source import Source
 
@@ -28,7 +29,7 @@ FIELDS = {
     "optimizer": "a torch.optim optimizer over the model's parameters",
     "loss": "a function of (output, batch), or None if the model returns its loss",
     "clip": "the largest global gradient norm",
-    "precision": "a Precision",
+    "precision": "a Precision, or its text, such as \"bf16\"",
     "batch_dims": "which dim of each batch tensor is the batch",
     "scheduler": "a torch.optim.lr_scheduler over the optimizer",
     "data": "a DataSettings, or a dict of its fields",
@@ -74,11 +75,21 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
         optimizer=parts["optimizer"],
         loss=parts.get("loss"),
         clip=parts.get("clip"),
-        precision=parts.get("precision") or Precision(),
+        precision=_precision(parts.get("precision"), place),
         batch_dims=parts.get("batch_dims"),
         scheduler=parts.get("scheduler"),
         train=settings,
     )
+
+
+def _precision(given: Any, place: str) -> Precision:
+    """Raises MeshwrightError E0112 for what is no precision, E0321 for one that is unknown."""
+    if given is None or isinstance(given, Precision):
+        return given or Precision()
+    if not isinstance(given, str):
+        found = f"it is of type {type(given).__name__}"
+        raise error("E0112", f"{place} must return {FIELDS['precision']}; {found}", action='return "bf16", say')
+    return parse_precision(given)
 
 
 def _find(module: str, name: str) -> Callable[..., Any]:

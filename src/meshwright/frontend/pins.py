@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 
-from meshwright.compiler.diagnostics import Span, error
+from meshwright.compiler.diagnostics import Span
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Recompute, Storage
+from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR
 from meshwright.compiler.search.pin_text import parse_pins
-from meshwright.compiler.search.pins import Pins
+from meshwright.compiler.search.pins import Pins, Placed
+from meshwright.frontend.language.build import declared_parameters
+from meshwright.frontend.language.load import LoadedFile
+from meshwright.frontend.language.parallel import ParallelSection
 from meshwright.frontend.source import Source
 
 
@@ -34,7 +42,7 @@ def pinned_plan(source: Source, program: StepProgram) -> Plan | None:
         microbatches=section.microbatches or 1,
         storage=_storage(storage),
         sequence=section.sequence.on if section.sequence else (),
-        parameters=_parameters(source.loaded.parameter_axes, shard, program),
+        parameters=_parameters(source.loaded, shard),
         precision=source.precision,
         recompute=tuple(Recompute(pattern) for pattern in source.loaded.recomputed),
         hashes=Hashes(program.fingerprint, torch.__version__),
@@ -49,28 +57,24 @@ def _storage(storage: dict[str, tuple[str, ...]]) -> Storage:
     return Storage(weights, gradients, storage.get("state", gradients))
 
 
-def _parameters(
-    axes: dict[str, tuple[str, ...]], shard: dict[str, tuple[str, ...]], program: StepProgram
-) -> tuple[ParameterPlan, ...]:
-    """One entry for each parameter of which some axis is sharded."""
-    plans = []
-    for name, named in axes.items():
-        if not any(axis in shard for axis in named):
-            continue
-        try:
-            shape = program.parameter(name).spec.shape
-        except KeyError:
-            raise error("E0303", f"the step has no parameter '{name}'") from None
-        dims = tuple((Segment(size, shard.get(axis, ())),) for size, axis in zip(shape, named, strict=True))
-        plans.append(ParameterPlan(name, Sharding(dims)))
-    return tuple(plans)
+def _parameters(loaded: LoadedFile, shard: Mapping[str, tuple[str, ...]]) -> tuple[ParameterPlan, ...]:
+    """One entry for each kind of parameter of which some axis is sharded: copies of a repeat share one."""
+    plans: dict[str, ParameterPlan] = {}
+    for name, declared in declared_parameters(loaded.checked.model).items():
+        if any(axis in shard for axis in declared.axes):
+            sizes = zip(declared.shape, declared.axes, strict=True)
+            dims = tuple((Segment(size, shard.get(axis, ())),) for size, axis in sizes)
+            pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+            plans[pattern] = ParameterPlan(pattern, Sharding(dims))
+    return tuple(plans.values())
 
 
 def section_pins(source: Source) -> Pins:
     """What the ``parallel`` section fixes for the planner, each pin with its line.
 
     A mesh axis over which tensors are stored is the data axis, one that cuts the batch alone the replica axis, one
-    that cuts another axis of tensors the tensor axis.
+    that cuts another axis of tensors the tensor axis. Which axes of tensors it cuts, and what is recomputed, are as the
+    section says.
     """
     section = source.loaded.parallel if source.loaded is not None else None
     if section is None or source.loaded is None:
@@ -78,7 +82,7 @@ def section_pins(source: Source) -> Pins:
     texts: list[tuple[str, Span | None]] = []
     storage = {kind: placement.on for kind, placement in section.storage.items()}
     stored = {axis for on in storage.values() for axis in on}
-    cutting = {a for axis, p in section.shard.items() if axis != source.loaded.dimensions.batch for a in p.on}
+    cutting = _cutting(source.loaded, section)
     sizes = {"ddp": 1, "data": 1, "tp": 1}
     for axis, size in section.mesh:
         sizes["data" if axis in stored else "tp" if axis in cutting else "ddp"] *= size
@@ -92,4 +96,40 @@ def section_pins(source: Source) -> Pins:
         texts.append(("sp", section.sequence.span))
     if section.microbatches is not None:
         texts.append((f"micro={section.microbatches}", section.microbatches_span))
-    return parse_pins([t for t, _ in texts], [s for _, s in texts])
+    pins = parse_pins([t for t, _ in texts], [s for _, s in texts])
+    return _recomputed(_placed(pins, source.loaded, section, stored), source.loaded, section)
+
+
+def _cutting(loaded: LoadedFile, section: ParallelSection) -> dict[str, Span]:
+    """The mesh axes that cut an axis of tensors other than the batch, each with the line that says so."""
+    shard = [p for axis, p in section.shard.items() if axis != loaded.dimensions.batch]
+    return {axis: placement.span for placement in reversed(shard) for axis in placement.on}
+
+
+def _placed(pins: Pins, loaded: LoadedFile, section: ParallelSection, stored: set[str]) -> Pins:
+    """The pins and which axes of tensors the tensor axes cut. An axis that stores too is left to the planner."""
+    cutting = _cutting(loaded, section)
+    axes = [(axis, size) for axis, size in section.mesh if axis in cutting and size > 1]
+    if not axes or any(axis in stored for axis, _ in axes):
+        return pins
+    taken = {name for name, _ in axes}
+    names = {name: name if name not in (REPLICA, DATA) else f"{TENSOR}_{name}" for name in taken}
+    if len(axes) == 1:
+        names = dict.fromkeys(taken, TENSOR)
+    shard = {
+        axis: on
+        for axis, placement in section.shard.items()
+        if axis != loaded.dimensions.batch and (on := tuple(names[a] for a in placement.on if a in taken))
+    }
+    placed = Placed(tuple((names[a], size) for a, size in axes), _parameters(loaded, shard))
+    word = f"shard {', '.join(shard)} on {', '.join(dict.fromkeys(a for p in shard for a in section.shard[p].on))}"
+    return replace(pins, placed=placed, whole=()).said(("placed", "whole"), word, next(iter(cutting.values())))
+
+
+def _recomputed(pins: Pins, loaded: LoadedFile, section: ParallelSection) -> Pins:
+    """The pins and what is computed again in backward."""
+    entries = tuple(Recompute(pattern) for pattern in loaded.recomputed)
+    if not entries:
+        return pins
+    word, place = f"recompute {', '.join(section.recompute)}", next(iter(section.recompute.values()))
+    return replace(pins, recompute=entries, save="all", every=1).said(("recompute", "save", "every"), word, place)

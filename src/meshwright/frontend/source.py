@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.compiler.analysis.blocks import Folded
+from meshwright.compiler.analysis.stand_ins import COPIES
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.manifest import SourceDescription
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.plan import Precision
 from meshwright.compiler.train_settings import DataSettings, InitialValue, TrainSettings
 from meshwright.frontend.capture import capture
+from meshwright.frontend.capture.shallow import capture_folded
 from meshwright.frontend.language.build import declared_parameters
 from meshwright.frontend.language.load import LoadedFile, load
 
@@ -56,6 +59,20 @@ class Source:
             clip=self.clip,
             batch_dims=self.batch_dims,
             precision=self.precision,
+        )
+
+    def capture_folded(self) -> Folded:
+        """The step, folded; of a deep model the first layers are captured alone, where that is enough. Raises as
+        :meth:`capture` does."""
+        return capture_folded(
+            self.model,
+            self.batch,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            clip=self.clip,
+            batch_dims=self.batch_dims,
+            precision=self.precision,
+            copies=COPIES,
         )
 
     def weights(self) -> dict[str, Tensor]:

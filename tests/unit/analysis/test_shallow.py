@@ -10,12 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.analysis.blocks import fold
+from meshwright.compiler.analysis.stand_ins import COPIES
 from meshwright.compiler.analysis.summarize import summarize
+from meshwright.compiler.cluster.presets import preset as preset_cluster
 from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.passes.realise import Realiser
+from meshwright.compiler.plan import Precision
+from meshwright.compiler.prediction import Execution
+from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.summary import RankSummary
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.shallow import capture_folded, find_cuts, shallow
+from meshwright.pricing import Pricer
 from tests import deep_models
 from tests.deep_models import Made, known
 
@@ -228,3 +236,33 @@ def test_more_copies_for_plans_that_treat_blocks_in_turns() -> None:
     folded = capture_folded(model, given, adamw(model), clip=1.0, copies=3)
     turns = folded.refold({f"model.layers.{i}": i % 3 for i in range(7)})
     assert turns.repeats == {"model.layers.0": 3, "model.layers.1": 2, "model.layers.2": 2}
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 7])
+def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
+    model, given = known("Llama")(11)
+    optimizer = adamw(model)
+    quick = capture_folded(model, given, optimizer, clip=1.0, copies=COPIES)
+    whole = fold(capture(model, given, optimizer, clip=1.0))
+    assert quick.absent and not whole.absent
+    cluster = preset_cluster("h100x4")
+    assert cluster is not None
+    for candidate in (
+        Candidate((("data", 4),), 3, microbatches=1, save="nothing", every=every),
+        Candidate((("replica", 2), ("tensor", 2)), 0, microbatches=2, save="matmuls", every=every),
+    ):
+        one, other = (Pricer(f, Precision(), cluster, Execution()).price(candidate) for f in (quick, whole))
+        assert one.seconds == pytest.approx(other.seconds, rel=0.01)
+        assert one.memory.peak == pytest.approx(other.memory.peak, rel=0.01)
+    assert program_facts(quick, Precision()) == program_facts(whole, Precision())
+
+
+def test_a_plan_names_parameters_that_were_not_captured() -> None:
+    model, given = known("Llama")(9)
+    optimizer = adamw(model)
+    quick, program = capture_folded(model, given, optimizer, clip=1.0), capture(model, given, optimizer, clip=1.0)
+    candidate = Candidate((("tensor", 2),), 0, microbatches=1)
+    facts = program_facts(quick, Precision())
+    assert quick.source is not None
+    made = Realiser(quick.source, Precision(), facts.blocks, quick.names()).plan(candidate)
+    assert made.parameters == Realiser(program, Precision(), facts.blocks).plan(candidate).parameters

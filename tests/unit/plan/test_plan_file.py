@@ -133,12 +133,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_hashes() -> None:
     plan = Plan(Mesh((("data", 2),)), hashes=Hashes("aaaa", "2.13"))
-    assert check_made_for(plan, "aaaa", "2.13") == []
-    assert check_made_for(plan, "aaaa", "2.13+cpu") == []
-    assert [d.code for d in check_made_for(plan, "aaaa", "2.14")] == ["W0310"]
+    assert check_made_for(plan, Hashes("aaaa", "2.13")) == []
+    assert check_made_for(plan, Hashes("aaaa", "2.13+cpu")) == []
+    assert [d.code for d in check_made_for(plan, Hashes("aaaa", "2.14"))] == ["W0310"]
     with pytest.raises(MeshwrightError, match="E0310"):
-        check_made_for(plan, "bbbb", "2.13")
-    assert check_made_for(Plan(plan.mesh), "bbbb", "2.13") == []
+        check_made_for(plan, Hashes("bbbb", "2.13"))
+    assert check_made_for(Plan(plan.mesh), Hashes("bbbb", "2.13")) == []
 
 
 def test_plans_need_no_torch() -> None:
@@ -150,3 +150,13 @@ def test_a_name_of_other_case_is_the_nearest() -> None:
     assert nearest("Adamw", ["Adam", "AdamW", "Adamax"]) == "AdamW"
     assert nearest("Adm", ["Adam", "AdamW"]) == "Adam"
     assert nearest("zzz", ["Adam"]) is None
+
+
+def test_a_plan_from_the_first_layers_knows_the_model_by_its_outline() -> None:
+    plan = Plan(Mesh((("data", 2),)), hashes=Hashes(torch="2.13", outline="aaaa"))
+    again = read_plan(plan_to_toml(plan))
+    assert again.hashes == plan.hashes and "model =" not in plan_to_toml(plan)
+    assert check_made_for(again, Hashes("whatever", "2.13", outline="aaaa")) == []
+    with pytest.raises(MeshwrightError, match="delete the line 'outline") as caught:
+        check_made_for(again, Hashes("whatever", "2.13", outline="bbbb"))
+    assert caught.value.diagnostics[0].code == "E0310"

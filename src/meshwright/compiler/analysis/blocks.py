@@ -54,6 +54,10 @@ class Folded:
             for name, *aliases in zip(self._names(p.name), *map(self._names, p.aliases), strict=True)
         )
 
+    def names(self) -> dict[str, str]:
+        """The names of all parameters of the whole step, and by each the equal one that ``source`` has."""
+        return {name: p.name for p in (self.source or self.program).parameters for name in self._names(p.name)}
+
     def state(self) -> dict[str, TensorSpec]:
         """All optimizer state of the whole step."""
         specs = (self.source or self.program).state
@@ -90,9 +94,10 @@ def fold(
         drawn = level.drawn if depth == 1 else drawn
         program = level.fold(reasons)
         groups += level.groups
-    lost = absent.keys() - {name for g in groups for name in g.blocks}
+    known = {name for g in groups for name in g.blocks}
+    lost = sorted(block for block, others in absent.items() if not known.issuperset(others))
     if lost:
-        raise Unknown(f"what {', '.join(sorted(lost))} stands for could not be folded")
+        raise Unknown(f"what {', '.join(lost)} stands for could not be folded")
     return Folded(
         program, _repeats(program, groups), tuple(groups), tuple(dict.fromkeys(reasons)), source, dict(absent), drawn
     )

@@ -58,6 +58,11 @@ def kernel(node: fx.Node, known: Known) -> tuple[Kernel, int]:
     return known[key]
 
 
+def flops(node: fx.Node) -> float:
+    """The floating point operations of a node that calls a torch op or an operator."""
+    return _kernel(node).flops
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the result lives in the memory of the first operand: by the op's schema, and as the memory lies."""
     if node.target is operator.getitem:
@@ -117,11 +122,11 @@ def _kernel(node: fx.Node) -> Kernel:
         read -= _bytes_read(operands[0])
         read += min(_bytes_read(operands[0]), written)
         assert table is not None
-    flops = rule.flops if rule is not None and rule.flops is not None else None
-    if flops is None:
+    work = rule.flops if rule is not None and rule.flops is not None else None
+    if work is None:
         counted = operands if kind == "reduction" else results
-        flops = float(max((int(v.numel()) for v in _tensors(counted)), default=0)) if kind != "copy" else 0.0
-    return Kernel(name, kind, float(flops), read, written, dtype, _sizes(call, rule, kind))
+        work = float(max((int(v.numel()) for v in _tensors(counted)), default=0)) if kind != "copy" else 0.0
+    return Kernel(name, kind, float(work), read, written, dtype, _sizes(call, rule, kind))
 
 
 def _kind(target: OpOverload) -> KernelKind:

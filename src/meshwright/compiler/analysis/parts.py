@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.compiler.analysis.strides import elements
-from meshwright.compiler.graph.adapter import OpOverload, overload_name
+from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name, written_in_ops
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.graph.ops.library import KERNELS
+from meshwright.compiler.graph.ops.pieces import equal_ones_once
 from meshwright.compiler.summary import Kernel, KernelKind
 
+_WRITTEN = written_in_ops(torch.ops.aten.logsumexp.default)
+"""Ops of torch that run several kernels themselves, and how they are written."""
 Kind = Callable[[OpOverload], KernelKind]
 
 
@@ -34,11 +37,11 @@ def parts(node: fx.Node, kind: Kind) -> tuple[Kernel, ...]:
     called = _Called(kind)
     given, named = [_without_data(a) for a in node.args], {k: _without_data(v) for k, v in node.kwargs.items()}
     try:
-        with torch.no_grad(), called:
+        with torch.no_grad(), called, equal_ones_once(called.stand_for):
             written(*given, **named)
     except (NotImplementedError, RuntimeError):
         return ()  # what it does depends on values
-    return tuple(called.kernels) if len(called.kernels) > 1 else ()
+    return tuple(called.kernels) if sum(k.times for k in called.kernels) > 1 else ()
 
 
 def _without_data(value: Any) -> Any:
@@ -58,8 +61,16 @@ class _Called(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.kernels: list[Kernel] = []
         self._kind = kind
+        self._times = 1
+
+    def stand_for(self, times: int) -> None:
+        """What is called from now on is called so often."""
+        self._times = times
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _WRITTEN:
+            with self:
+                return _WRITTEN[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         given = _tensors([*args, *(kwargs or {}).values()])
         made = _tensors([result])
@@ -69,7 +80,7 @@ class _Called(TorchDispatchMode):
         if shares and not any(r.alias_info is not None and r.alias_info.is_write for r in returns):
             return result  # a view
         if made and not (shares and not own):
-            self.kernels.append(self._kernel(func, given, made))
+            self.kernels.append(replace(self._kernel(func, given, made), times=self._times))
         return result
 
     def _kernel(self, func: OpOverload, given: Sequence[Tensor], made: Sequence[Tensor]) -> Kernel:

@@ -13,11 +13,11 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from meshwright.compiler.graph.fake import fake_mode
 from meshwright.compiler.rules import has_rule
@@ -25,6 +25,7 @@ from meshwright.compiler.rules import has_rule
 __all__ = [
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
     "compiling",
     "exporting",
     "functionalized",
@@ -39,6 +40,7 @@ __all__ = [
     "user_stack_traces",
     "without_export_chatter",
     "write_code",
+    "written_in_ops",
 ]
 
 
@@ -59,6 +61,12 @@ def _without_rules() -> dict[OpOverload, Callable[..., Any]]:
     # decompositions of Fourier transforms write into views of their result
     ops = [op for op in table if isinstance(op, OpOverload) and "fft" not in str(op)]
     return {op: table[op] for op in ops if not has_rule(overload_name(op), torch.Tag.pointwise in op.tags)}
+
+
+def written_in_ops(*ops: OpOverload) -> dict[OpOverload, Callable[..., Any]]:
+    """How torch writes these ops in other ones, for those that it tells of."""
+    found = get_decompositions(list(ops))
+    return {op: found[op] for op in ops if op in found}
 
 
 def overload_name(target: OpOverload) -> str:

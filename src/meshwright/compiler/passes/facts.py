@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import torch
 from torch import fx
 
 from meshwright.compiler.analysis.blocks import Folded, region_of
-from meshwright.compiler.analysis.kernels import kernel
+from meshwright.compiler.analysis.kernels import flops
 from meshwright.compiler.analysis.summarize import model_flops
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.graph.program import StepProgram, TensorSpec, annotation
@@ -22,32 +22,34 @@ from meshwright.compiler.search.facts import ProgramFacts
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def program_facts(folded: Folded, whole: StepProgram, precision: Precision) -> ProgramFacts:
-    """The facts of ``whole``, read off its folded form where repetition does not matter."""
+def program_facts(folded: Folded, precision: Precision) -> ProgramFacts:
+    """The facts of the whole step that was folded."""
     program = folded.program
+    parameters = folded.parameters()
     sizes = cut_sizes(program)
     heads = sizes.get("heads", ())
-    trained = [p.spec for p in whole.parameters if p.trainable]
+    trained = [p.spec for p in parameters if p.trainable]
+    kept = repeated_blocks(labels(program))
     dtype = _dtype(program)
     compute = dtype.itemsize
-    integers = [math.prod(s.shape) for s in whole.batch.values() if not s.dtype.is_floating_point]
+    integers = [math.prod(s.shape) for s in program.batch.values() if not s.dtype.is_floating_point]
     cuts: dict[str, int] = {name: min(sizes[name]) for name in ("inner", "vocabulary") if name in sizes}
     if heads:
         cuts["heads"] = math.prod(heads)
     return ProgramFacts(
-        batch=whole.batch_size,
+        batch=program.batch_size,
         tokens=max(integers, default=0),
-        parameters=sum(_elements(p.spec) for p in whole.parameters),
-        weights=sum(_bytes(p.spec) for p in whole.parameters),
+        parameters=sum(_elements(p.spec) for p in parameters),
+        weights=sum(_bytes(p.spec) for p in parameters),
         gradients=sum(_elements(s) * max(_BYTES[precision.reduce] if _mixed(precision) else s.dtype.itemsize, compute)
                       for s in trained),
-        state=sum(_bytes(s) for s in whole.state.values()),
-        compute_weights=sum(_elements(p.spec) * min(compute, p.spec.dtype.itemsize) for p in whole.parameters),
+        state=sum(_bytes(s) for s in folded.state().values()),
+        compute_weights=sum(_elements(p.spec) * min(compute, p.spec.dtype.itemsize) for p in parameters),
         flops=model_flops(program, folded.repeats),
         dtype=short_name(dtype),
-        blocks={pattern: len(names) for pattern, names in repeated_blocks(whole).items()},
-        stream=_stream(program, repeated_blocks(program)) // whole.batch_size,
-        logits=_outside(program, repeated_blocks(program)) // whole.batch_size,
+        blocks={pattern: len(names) for pattern, names in repeated_blocks(folded.blocks()).items()},
+        stream=_stream(program, kept) // program.batch_size,
+        logits=_outside(program, kept) // program.batch_size,
         kernels=sum(folded.repeats.get(annotation(n).block, 1) for n in _calls(program)),
         heads=cuts.get("heads", 0),
         key_value_heads=heads[0] if heads and heads[0] > 1 else cuts.get("heads", 0),
@@ -55,10 +57,16 @@ def program_facts(folded: Folded, whole: StepProgram, precision: Precision) -> P
     )  # fmt: skip
 
 
-def repeated_blocks(program: StepProgram) -> dict[str, list[str]]:
-    """The outermost repeated blocks of a step, in order, by the pattern of their container (``model.layers.*``)."""
+def labels(program: StepProgram) -> list[str]:
+    """The blocks that the nodes of a step are labelled with."""
+    return list(dict.fromkeys(annotation(n).block for n in program.micro.module.graph.nodes))
+
+
+def repeated_blocks(labels: Iterable[str]) -> dict[str, list[str]]:
+    """The outermost repeated ones of a step's blocks, in order, by the pattern of their container
+    (``model.layers.*``)."""
     found: dict[str, list[str]] = {}
-    for label in dict.fromkeys(annotation(n).block for n in program.micro.module.graph.nodes):
+    for label in labels:
         block = region_of(label, 1)
         container, _, number = block.rpartition(".")
         if number.isdecimal():
@@ -94,7 +102,7 @@ def _dtype(program: StepProgram) -> torch.dtype:
     for node in _calls(program):
         dtype = annotation(node).dtype
         if dtype is not None and dtype.is_floating_point and isinstance(node.target, torch._ops.OpOverload):
-            work[dtype] += int(kernel(node, {})[0].flops)
+            work[dtype] += int(flops(node))
     return work.most_common(1)[0][0] if work else torch.float32
 
 

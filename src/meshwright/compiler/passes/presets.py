@@ -53,7 +53,7 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         cut = tensor_cut(program, degree)
         mesh_axes += cut.axes
         tensor = tuple(name for name, _ in cut.axes)
-        parameters = cut.plans(Mesh(tuple(mesh_axes)), [p.name for p in program.parameters])
+        parameters = cut.plans(Mesh(tuple(mesh_axes)), {p.name: p.name for p in program.parameters})
     elif "tp" in sizes:
         mesh_axes.append(("tensor", 1))
     data = ("data",)

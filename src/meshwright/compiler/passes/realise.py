@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.tensor_parallel import TensorCut, tensor_cut
-from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Recompute, Storage
+from meshwright.compiler.plan import Hashes, Plan, Precision, Recompute, Storage
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
+from meshwright.compiler.search.pins import Pins
 
 
 class Realiser:
     """Makes plans for one program; what tensor parallelism cuts is found once for each degree."""
 
-    def __init__(self, program: StepProgram, precision: Precision, blocks: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        program: StepProgram,
+        precision: Precision,
+        blocks: Iterable[str] = (),
+        parameters: Mapping[str, str] | None = None,
+        pins: Pins | None = None,
+    ) -> None:
         self.program = program
         self.precision = precision
         self.blocks = tuple(blocks)
         """Patterns of the repeated blocks, for recomputation."""
+        self.parameters = parameters or {p.name: p.name for p in program.parameters}
+        """All names, and by each the parameter of ``program`` that it is cut like."""
+        self._pins = pins or Pins()
         self._cuts: dict[tuple[int, tuple[str, ...]], TensorCut] = {}
 
     def plan(self, candidate: Candidate) -> Plan:
@@ -28,8 +39,12 @@ class Realiser:
         axes: list[tuple[str, int]] = []
         tensor: tuple[str, ...] = ()
         cut = None
+        placed = self._pins.placed if self._pins.tensor == candidate.size(TENSOR) else None
         for name, size in candidate.axes:
-            if name == TENSOR:
+            if name == TENSOR and placed is not None:
+                axes += placed.axes
+                tensor = tuple(axis for axis, _ in placed.axes)
+            elif name == TENSOR:
                 cut = self._cut(size, candidate.whole)
                 axes += cut.axes
                 tensor = tuple(axis for axis, _ in cut.axes)
@@ -38,9 +53,9 @@ class Realiser:
         if not axes:
             axes = [(REPLICA, 1)]
         mesh = Mesh(tuple(axes))
-        parameters: tuple[ParameterPlan, ...] = ()
+        parameters = placed.parameters if placed is not None else ()
         if cut is not None:
-            parameters = cut.plans(mesh, [p.name for p in self.program.parameters])
+            parameters = cut.plans(mesh, self.parameters)
         data = (DATA,) if candidate.size(DATA) > 1 else ()
         return Plan(
             mesh=mesh,
@@ -69,5 +84,5 @@ class Realiser:
 
     def _recompute(self, candidate: Candidate) -> tuple[Recompute, ...]:
         if candidate.save == "all":
-            return ()
+            return self._pins.recompute or ()
         return tuple(Recompute(pattern, candidate.save, candidate.every) for pattern in self.blocks)

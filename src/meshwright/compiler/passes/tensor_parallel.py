@@ -9,7 +9,7 @@ An axis that some kernel needs whole (a norm, a head's channels) is never cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.analysis.axes import Atom, infer_axes
@@ -31,9 +31,10 @@ class TensorCut:
     dims: dict[str, list[list[Atom]]]
     """By parameter name the atoms of each dim."""
 
-    def plans(self, mesh: Mesh, parameters: Iterable[str]) -> tuple[ParameterPlan, ...]:
-        """One entry per kind of parameter: names that differ in block numbers alone share one."""
-        exact = {name: self._sharding(name, mesh) for name in parameters if name in self.dims}
+    def plans(self, mesh: Mesh, parameters: Mapping[str, str]) -> tuple[ParameterPlan, ...]:
+        """One entry per kind of parameter: names that differ in block numbers alone share one. ``parameters``: by
+        name, the one of the program that it is cut like."""
+        exact = {name: self._sharding(like, mesh) for name, like in parameters.items() if like in self.dims}
         kinds: dict[str, list[str]] = {}
         for name in exact:
             kinds.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)

@@ -76,9 +76,9 @@ class Pricing:
         if found is None:
             device = self.cluster.device
             works = kernel.parts or (kernel,)
-            found = sum(kernel_seconds(device, work) for work in works)
+            found = sum(kernel_seconds(device, work) * work.times for work in works)
             if device.is_host and kernel.kind != "view":
-                found += len(works) * device.efficiency.launch
+                found += kernel.launches * device.efficiency.launch
             self.known[kernel] = found
         return found
 
@@ -112,7 +112,7 @@ def parts(graph: GraphSummary, kernels: Mapping[int, Kernel], pricing: Pricing) 
             kernel = kernels.get(position)
             if kernel is not None:
                 kind = "recomputed" if item.recomputed else kernel.kind
-                found[position] = Piece(position, pricing.kernel(kernel), kind, len(kernel.parts) or 1)
+                found[position] = Piece(position, pricing.kernel(kernel), kind, kernel.launches)
         elif isinstance(work, Message):
             found[position] = _send(position, item, work, graph.items, position in waited, pricing)
         elif isinstance(work, Wait):

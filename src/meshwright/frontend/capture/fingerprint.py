@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from meshwright.compiler.graph.program import Graph, StepProgram
+from meshwright.compiler.graph.program import Graph, Parameter, StepProgram, TensorSpec
+from meshwright.compiler.plan import Hashes
 
 
 def fingerprint(program: StepProgram) -> str:
@@ -24,6 +26,19 @@ def fingerprint(program: StepProgram) -> str:
     for graph in (program.prologue, program.micro, program.update):
         digest.update(_graph(graph).encode())
     return digest.hexdigest()[:16]
+
+
+def hashes_of(program: StepProgram) -> Hashes:
+    """What a plan for a program says that it was made for."""
+    return Hashes(program.fingerprint, torch.__version__, outline=outline(program.parameters, program.batch))
+
+
+def outline(parameters: Iterable[Parameter], batch: Mapping[str, TensorSpec]) -> str:
+    """The first 16 hex digits of a hash of parameters and batch alone: what is known of a step of which only the first
+    layers were captured."""
+    lines = sorted(f"{p.name} {p.spec} {p.trainable} {p.aliases} {p.group}" for p in parameters)
+    lines += sorted(f"{name} {spec}" for name, spec in batch.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _graph(graph: Graph) -> str:

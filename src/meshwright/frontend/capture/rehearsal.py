@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.compiler.graph.adapter import exporting
+from meshwright.compiler.graph.adapter import TorchDispatchMode, exporting
 from meshwright.compiler.graph.fake import fake_mode, fake_tensor
 from meshwright.frontend.capture.attributes import Plainly, buffers_written
 from meshwright.frontend.capture.batch import Call, Step, replace
