@@ -14,6 +14,7 @@ from meshwright.cli.faults import Commands
 from meshwright.cli.inspect import inspect_command
 from meshwright.cli.plan import plan_command
 from meshwright.cli.run import run_command
+from meshwright.cli.schedule import schedule_command
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.verify import verify_command
 from meshwright.cli.version import version_command
@@ -30,6 +31,7 @@ app.command("compile")(compile_command)
 app.command("run")(run_command)
 app.command("inspect")(inspect_command)
 app.command("simulate")(simulate_command)
+app.command("schedule")(schedule_command)
 app.command("verify")(verify_command)
 app.command("calibrate")(calibrate_command)
 app.command("clusters")(clusters_command)

@@ -1,0 +1,1 @@
+"""Pipeline schedules: each a pure function to a table of what every rank does in which order."""

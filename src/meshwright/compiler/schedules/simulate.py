@@ -1,0 +1,131 @@
+"""How long a schedule takes, what waits, and how much is held: every rank does its steps in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.compiler.schedules.request import Costs
+from meshwright.compiler.schedules.table import Action, Schedule, Step
+
+
+class Stuck(Exception):
+    """No rank can go on. ``waiting``: by rank, its next step and what that waits for."""
+
+    def __init__(self, waiting: dict[int, tuple[Step, Action]]) -> None:
+        self.waiting = waiting
+        lines = (f"rank {r}: {'+'.join(map(str, step))} waits for {action}" for r, (step, action) in waiting.items())
+        super().__init__("; ".join(lines))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulated schedule did. Times are in the unit of the costs, memory in activations of a stage."""
+
+    times: tuple[tuple[tuple[float, float], ...], ...]
+    """By rank and step: when it begins and ends."""
+    peak: tuple[float, ...]
+    """By rank, the most that is held at once."""
+
+    @property
+    def seconds(self) -> float:
+        """From the first action of all to the last."""
+        return max(ends[-1][1] for ends in self.times if ends)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """By rank, the time that it computes."""
+        return tuple(sum(end - start for start, end in row) for row in self.times)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which the busiest rank waits, if all ranks begin and end together."""
+        return 1 - max(self.busy) / self.seconds
+
+    @property
+    def span(self) -> float:
+        """The longest that a rank takes from its first action to its last: what a step takes where the update does not
+        make ranks wait for one another."""
+        return max(row[-1][1] - row[0][0] for row in self.times if row)
+
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """By rank, the time between its first action and its last in which it does not compute."""
+        pairs = zip(self.times, self.busy, strict=True)
+        return tuple(row[-1][1] - row[0][0] - busy if row else 0.0 for row, busy in pairs)
+
+
+def needs(action: Action, stages: int) -> Iterator[Action]:
+    """What must be done before an action; a backward pass of the stage above may be whole or split."""
+    kind, stage, i = action.kind, action.stage, action.microbatch
+    if kind == "F" and stage > 0:
+        yield Action("F", stage - 1, i)
+    elif kind in ("B", "I"):
+        yield Action("F", stage, i)
+        if stage + 1 < stages:
+            yield Action("I", stage + 1, i)
+    elif kind == "W":
+        yield Action("I", stage, i)
+
+
+def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
+    """Raises :class:`Stuck` for a schedule that does not come to an end."""
+    costs = costs or Costs()
+    done: dict[Action, tuple[float, int]] = {}
+    times: list[list[tuple[float, float]]] = [[] for _ in schedule.rows]
+    at = [0] * schedule.ranks
+    blocked: dict[Action, list[int]] = {}
+    ready = list(range(schedule.ranks))
+    while ready:
+        rank = ready.pop()
+        row = schedule.rows[rank]
+        while at[rank] < len(row):
+            step = row[at[rank]]
+            begin = times[rank][-1][1] if times[rank] else 0.0
+            missing = None
+            for action in step:
+                for need in needs(action, schedule.stages):
+                    if need in step:
+                        continue
+                    found = done.get(need)
+                    if found is None:
+                        missing = need
+                        break
+                    begin = max(begin, found[0] + (costs.send if found[1] != rank else 0.0))
+                if missing is not None:
+                    break
+            if missing is not None:
+                blocked.setdefault(missing, []).append(rank)
+                break
+            end = begin + _seconds(step, costs)
+            times[rank].append((begin, end))
+            at[rank] += 1
+            for action in step:
+                # what others wait for is the gradient of the input, however it is computed
+                known = Action("I", action.stage, action.microbatch) if action.kind == "B" else action
+                done[known] = (end, rank)
+                ready += blocked.pop(known, [])
+    waiting = {rank: (schedule.rows[rank][at[rank]], need) for need, ranks in blocked.items() for rank in ranks}
+    if waiting:
+        raise Stuck(dict(sorted(waiting.items())))
+    return Run(tuple(map(tuple, times)), tuple(_peak(row, costs) for row in schedule.rows))
+
+
+def _seconds(step: Step, costs: Costs) -> float:
+    if len(step) > 1 and costs.beside is not None:
+        return costs.beside
+    total = 0.0
+    for action in step:
+        forward, input_, weight = costs.of(action.stage)
+        total += {"F": forward, "I": input_, "W": weight, "B": input_ + weight}[action.kind]
+    return total
+
+
+def _peak(row: tuple[Step, ...], costs: Costs) -> float:
+    held = most = 0.0
+    for step in row:
+        held += sum(action.kind == "F" for action in step)
+        most = max(most, held)
+        for action in step:
+            held -= {"F": 0.0, "B": 1.0, "I": 1.0 - costs.kept, "W": costs.kept}[action.kind]
+    return most
