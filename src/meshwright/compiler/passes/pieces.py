@@ -1,0 +1,140 @@
+"""Take a graph apart into the passes of its stages, each a graph of its own.
+
+A piece has as inputs what the graph has, and the values that other pieces make; what others need it returns. A value that
+belongs to no stage is made in the first piece of each stage that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from meshwright.compiler.graph.program import Signature, Value, annotation
+from meshwright.compiler.passes.stages import Assigned, Pass
+
+ORDER: tuple[Pass, ...] = ("F", "I", "W")
+Place = tuple[int, Pass]
+
+
+@dataclass
+class Piece:
+    """One pass of one stage. Values that other pieces make have the kind ``value`` and the name of their node."""
+
+    module: fx.GraphModule
+    signature: Signature
+    origin: Mapping[str, Place] = field(default_factory=dict)
+    """By value that comes in: the piece that makes it."""
+
+
+def split(
+    module: fx.GraphModule, roles: Mapping[fx.Node, Value], results: Mapping[fx.Node, list[Value]], assigned: Assigned
+) -> dict[Place, Piece]:
+    """All pieces; those that have nothing to do are empty graphs."""
+    places = [(s, p) for s in range(assigned.stages) for p in ORDER]
+    members = _members(module.graph, assigned)
+    made: dict[fx.Node, list[Place]] = {}
+    for place in places:
+        for node in members[place]:
+            made.setdefault(node, []).append(place)
+    reads = {place: list(_reads(members[place])) for place in places}
+    source = {
+        (place, node): _source(place, node, made) for place in places for node in reads[place] if node not in roles
+    }
+    leaving: dict[Place, dict[fx.Node, None]] = {place: {} for place in places}
+    for (_, node), origin in source.items():
+        leaving[origin][node] = None
+    return {
+        place: _piece(module, place, members[place], reads[place], leaving[place], roles, results, source, made)
+        for place in places
+    }
+
+
+def _members(graph: fx.Graph, assigned: Assigned) -> dict[Place, dict[fx.Node, None]]:
+    """The nodes of each piece: its own, and what belongs to no stage where it is first needed."""
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    own: dict[Place, set[fx.Node]] = {(s, p): set() for s in range(assigned.stages) for p in ORDER}
+    for node, place in assigned.of.items():
+        own[place].add(node)
+    for stage in range(assigned.stages):
+        there: set[fx.Node] = set()
+        for each in ORDER:
+            mine = own[stage, each]
+            for node in reversed(nodes):
+                if node not in assigned.of and node not in there and any(u in mine for u in node.users):
+                    mine.add(node)
+            there |= mine
+    last = assigned.stages - 1
+    for node in nodes:  # results that depend on no activation
+        if node not in assigned.of and any(u.op == "output" for u in node.users):
+            if not any(node in mine for mine in own.values()):
+                own[last, "F"].add(node)
+    return {place: {n: None for n in nodes if n in mine} for place, mine in own.items()}
+
+
+def _reads(members: Mapping[fx.Node, None]) -> Iterator[fx.Node]:
+    """What comes into a piece, each once."""
+    seen: set[fx.Node] = set()
+    for node in members:
+        for other in node.all_input_nodes:
+            if other not in members and other not in seen:
+                seen.add(other)
+                yield other
+
+
+def _source(place: Place, node: fx.Node, made: Mapping[fx.Node, list[Place]]) -> Place:
+    """The piece that a value comes from: one of the same stage if there is one."""
+    origins = made[node]
+    return next((o for o in origins if o[0] == place[0]), origins[0])
+
+
+def _piece(
+    module: fx.GraphModule,
+    place: Place,
+    members: Mapping[fx.Node, None],
+    reads: list[fx.Node],
+    leaving: Mapping[fx.Node, None],
+    roles: Mapping[fx.Node, Value],
+    results: Mapping[fx.Node, list[Value]],
+    source: Mapping[tuple[Place, fx.Node], Place],
+    made: Mapping[fx.Node, list[Place]],
+) -> Piece:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inputs = []
+    for node in reads:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+        inputs.append(roles.get(node) or Value("value", node.name))
+    for node in members:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    outputs: list[tuple[Value, fx.Node]] = [(Value("value", n.name), copies[n]) for n in leaving]
+    for node, values in results.items():
+        if node in members and made[node][0] == place:
+            outputs += [(value, copies[node]) for value in values]
+    graph.output(tuple(node for _, node in outputs))
+    graph.lint()
+    origin = {n.name: source[place, n] for n in reads if n not in roles}
+    signature = Signature(tuple(inputs), tuple(value for value, _ in outputs))
+    return Piece(fx.GraphModule(module, graph), signature, origin)
+
+
+def crossing(pieces: Mapping[Place, Piece]) -> dict[tuple[Place, Place], list[str]]:
+    """What goes from a piece to one of another stage."""
+    found: dict[tuple[Place, Place], list[str]] = {}
+    for place, piece in pieces.items():
+        for name, origin in piece.origin.items():
+            if origin[0] != place[0]:
+                found.setdefault((origin, place), []).append(name)
+    return found
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Of a node's value."""
+    shape = annotation(node).shape
+    dtype = annotation(node).dtype
+    total = dtype.itemsize if dtype is not None else 0
+    for size in shape:
+        total *= size
+    return total
