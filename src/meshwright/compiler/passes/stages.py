@@ -1,7 +1,7 @@
 """Cut a rank's ``micro`` graph by depth: every node gets a stage and one of three passes.
 
 A *border* lies in front of a repeated block. Forward nodes belong to the stage of their block; those outside of blocks
-to the first stage that has all that they read. Backward nodes belong to the stage of their block too, those outside to
+to the stage that reads them first. Backward nodes belong to the stage of their block too, those outside to
 the last that they may. What depends on no activation, on the batch alone or on weights alone, belongs to nobody and is
 made where it is read: rotary tables and masks are computed again rather than sent.
 
@@ -66,11 +66,22 @@ def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequen
             later = [stage[n] for n in before if annotation(n).phase == "backward"]
             most = min(later, default=max((stage[n] for n in before), default=found.stages - 1))
             stage[node] = most if label is None else label
+    _late(graph, stage, stage_of)
     _apart(graph, stage, found)
     for node, value in roles.items():
         if value.kind == "parameter":
             found.weights[value.name] = tuple(sorted({s for n in _readers(node, free) for s in [stage[n]]}))
     return found
+
+
+def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int]) -> None:
+    """Let forward nodes outside of blocks stand where they are first read: the embedding of a decoder is not made by the
+    first stage of the encoder."""
+    for node in reversed(list(graph.nodes)):
+        if node in stage and annotation(node).phase == "forward":
+            if region_of(annotation(node).block, 1) not in stage_of:
+                readers = [stage[u] for u in node.users if u in stage and annotation(u).phase == "forward"]
+                stage[node] = max(stage[node], min(readers, default=stage[node]))
 
 
 def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[fx.Node]:
