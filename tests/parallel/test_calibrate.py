@@ -15,9 +15,10 @@ from tests.parallel.ranks import run_ranks, values
 def calibrated(path: str) -> int:
     """One rank, with budgets for a test."""
     from meshwright import calibration
-    from meshwright.runtime import measure_kernels, measure_links
+    from meshwright.runtime import measure_kernels, measure_links, measure_passes
 
     measure_kernels.BUDGET = measure_links.BUDGET = 0.002
+    measure_passes.PASSES = 2
     return calibration.calibrate_worker(Path(path))
 
 

@@ -53,21 +53,22 @@ def model(name: str, layers: int) -> nn.Module:
 
 
 @cache
-def program(name: str, layers: int) -> StepProgram:
+def program(name: str, layers: int, dtype: torch.dtype = torch.float32) -> StepProgram:
     tokens = torch.zeros(BATCH, TIME, dtype=torch.int64, device="meta")
     batch = {"tokens": tokens} if name.endswith(".mw") else {"input_ids": tokens, "labels": tokens}
     # a file of the language draws its own weights
     with torch.device("cpu" if name.endswith(".mw") else "meta"):
-        made = model(name, layers).float().train()
+        made = model(name, layers).to(dtype).train()
     return capture(made, batch, torch.optim.AdamW(made.parameters(), lr=1e-3), clip=1.0)
 
 
-def summaries(name: str, text: str, **changes: object) -> list[RankSummary]:
+def summaries(name: str, text: str, dtype: torch.dtype = torch.float32, **changes: object) -> list[RankSummary]:
     """Of all layers, and of two of them that stand for all."""
     found = []
     for layers, repeats in ((DEEP, {}), (2, {LAST[name]: DEEP - 1})):
-        plan = replace(preset(text, program(name, layers)), **changes)  # type: ignore[arg-type]  # fields of Plan
-        found.append(summarize(compile_step(program(name, layers), plan, verify=False), repeats))
+        step = program(name, layers, dtype)
+        plan = replace(preset(text, step), **changes)  # type: ignore[arg-type]  # fields of Plan
+        found.append(summarize(compile_step(step, plan, verify=False), repeats))
     return found
 
 
@@ -101,6 +102,13 @@ def test_two_layers_stand_for_six(name: str, text: str) -> None:
 @pytest.mark.parametrize("text", ["fsdp=2", "tp=2,sp,micro=2"])
 def test_recomputed_layers(text: str, save: str) -> None:
     deep, folded = summaries("GPT-2", text, recompute=(Recompute("**", save),))  # type: ignore[arg-type]  # a Save
+    assert memory(folded).peak == memory(deep).peak
+    assert memory(folded).by_kind == memory(deep).by_kind
+
+
+def test_a_norm_behind_the_layers_that_keeps_a_wider_form_of_their_result() -> None:
+    """Of the last layer that form is kept, of all others the result, from which the next layer is computed again."""
+    deep, folded = summaries("Llama", "ddp=2", torch.bfloat16, recompute=(Recompute("**", "nothing"),))
     assert memory(folded).peak == memory(deep).peak
     assert memory(folded).by_kind == memory(deep).by_kind
 
