@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for the files that are calibrated")
     parser.add_argument("--ranks", type=int, nargs="*", help="only these numbers of ranks")
     parser.add_argument("--models", nargs="*", help="only the plans for these models")
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each plan between two passes")
+    parser.add_argument("--rounds", type=int, default=2, help="steps of each plan between two passes")
     parser.add_argument("--memory", action="store_true", help="only memory, which needs no calibration and few steps")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -17,7 +17,7 @@ from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.realise import Realiser
 from meshwright.compiler.passes.treated import present
 from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
-from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.prediction import Execution, Prediction, between
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.summary import RankSummary
@@ -53,7 +53,21 @@ class Pricer:
         by its first layers, if none of them is treated as others are."""
         if candidate not in self._summaries:
             self._summaries[candidate] = self._summary(candidate)
-        return simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
+        found = simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
+        if not self._absent or candidate.every == 1:
+            return found
+        # where few blocks stand for many, those that take turns come one after the other, which their messages show:
+        # their time is between that of all blocks treated and that of none
+        share = self._share(candidate)
+        treated, plain = (
+            self.price(replace(candidate, save=save, every=1), cluster) for save in (candidate.save, "all")
+        )
+        return between(found, treated, plain, share)
+
+    def _share(self, candidate: Candidate) -> float:
+        """The part of the blocks that recomputes."""
+        counts = [len(names) for names in self._blocks.values()]
+        return sum(-(-count // candidate.every) for count in counts) / sum(counts)
 
     def _summary(self, candidate: Candidate) -> RankSummary:
         every = candidate.every

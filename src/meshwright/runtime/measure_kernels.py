@@ -17,7 +17,7 @@ from meshwright.compiler.cluster.fitting import Timed
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.summary import Kernel
 
-BUDGET = 0.03
+BUDGET = 0.02
 """Seconds for one kernel of one size in a pass."""
 KEPT = 64 << 20
 """Bytes of results that a host keeps while it goes on, as a program keeps what it has computed: memory that the system

@@ -17,7 +17,7 @@ from meshwright.runtime.measure_memory import most_taken, still_taken
 from meshwright.runtime.moved import moved
 from meshwright.runtime.torch_distributed import all_gather_single, reduce_scatter_single
 
-BUDGET = 0.03
+BUDGET = 0.02
 """Seconds for one collective of one size in a pass."""
 SIZES = (1 << 12, 1 << 17, 1 << 21, 1 << 24)
 """Payloads on CPUs; on GPUs they are 16 times larger from the second on."""

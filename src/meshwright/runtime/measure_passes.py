@@ -24,7 +24,7 @@ from meshwright.runtime.measure_kernels import (
 )
 from meshwright.runtime.measure_links import Beside, measure_collectives, measure_hidden
 
-PASSES = 5
+PASSES = 8
 
 
 @dataclass(frozen=True)
