@@ -81,8 +81,11 @@ class DiagnosticWarning(UserWarning):
     """A warning that is told by ``warnings``: its text is the rendered diagnostic."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(diagnostic.render())
+        super().__init__(diagnostic)
         self.diagnostic = diagnostic
+
+    def __str__(self) -> str:
+        return self.diagnostic.render()
 
 
 class InternalError(Exception):
