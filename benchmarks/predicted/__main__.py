@@ -20,6 +20,7 @@ from benchmarks.predicted.measure import measure
 from benchmarks.predicted.report import Result, line, table, totals
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
+from meshwright.compiler.cluster.presets import local
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.presets import preset
 from meshwright.prediction_of import predict_rank_program
@@ -50,19 +51,23 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, nargs="*", default=[], help="calibrated files, by number of ranks")
     parser.add_argument("--keep", type=Path, help="a folder for the files that are calibrated")
     parser.add_argument("--ranks", type=int, nargs="*", help="only these numbers of ranks")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--models", nargs="*", help="only the plans for these models")
+    parser.add_argument("--rounds", type=int, default=2, help="steps of each plan between two passes")
+    parser.add_argument("--memory", action="store_true", help="only memory, which needs no calibration and few steps")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)  # the ranks are forked, which a pool of threads would not survive
-    clusters = [read_cluster(path) for path in given.cluster]
+    chosen = [c for c in CASES if not given.models or c.model in given.models]
+    counts = [n for n in sorted({c.ranks for c in chosen}) if not given.ranks or n in given.ranks]
+    clusters = [local(n) for n in counts] if given.memory else [read_cluster(path) for path in given.cluster]
     begun = time.perf_counter()
     results: list[Result] = []
-    for ranks in sorted({c.ranks for c in CASES}):
-        if not given.ranks or ranks in given.ranks:
-            found = run([c for c in CASES if c.ranks == ranks], ranks, given.rounds, clusters, given.keep)
-            results += found
-            if not given.json:
-                print("\n".join([*map(line, found), f"{time.perf_counter() - begun:.0f} s so far"]), flush=True)
+    for ranks in counts:
+        cases = [c for c in chosen if c.ranks == ranks]
+        found = run(cases, ranks, 0 if given.memory else given.rounds, clusters, given.keep)
+        results += found
+        if not given.json:
+            print("\n".join([*map(line, found), f"{time.perf_counter() - begun:.0f} s so far"]), flush=True)
     if given.json:
         print(
             json.dumps({"plans": [r.row() for r in results], "totals": dataclasses.asdict(totals(results))}, indent=1)

@@ -1,14 +1,15 @@
-"""Runs plans on real gloo ranks: calibrates the machine with all of them, then measures time and memory of each plan.
+"""Runs plans on real gloo ranks: measures the memory of each, calibrates the machine, and measures time meanwhile.
 
 The ranks are forked from a process that has captured and compiled everything. Each holds all plans for its number of
-ranks at once, and runs one step of each in turn, round after round, so that whatever else the machine does meets all.
+ranks at once, and runs one step of each in turn, round after round between the passes of the calibration, so that
+whatever else the machine does meets all alike, what is predicted from and what is measured.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.writer import cluster_to_toml
 from meshwright.compiler.graph.pending import Kind, Work
 from meshwright.compiler.graph.rank_program import RankProgram
-from meshwright.runtime.communicator import ProcessCommunicator, axes_used
+from meshwright.runtime.communicator import ProcessCommunicator, UnderWay, axes_used
 from meshwright.runtime.environment import Place
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.feed import whole_batch
@@ -35,12 +36,11 @@ from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.launch import LOOPBACK, defaults, free_port
 from meshwright.runtime.materialize import materialize
 from meshwright.runtime.measure_memory import allocated
+from meshwright.runtime.moved import SETTLED, moved
 
 CPU = torch.device("cpu")
 TRIES = 2
 """How often memory is measured."""
-SETTLED = 0.004
-"""Seconds after which gloo's thread has let go of a message."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Measured:
     """A plan on one rank."""
 
     seconds: float
-    """The median over rounds; of each, the slowest rank's."""
+    """The least over rounds, as the calibration takes the least over passes; of each round, the slowest rank's."""
     peak: int
     """The most bytes that torch's allocator had given out in a step; memory in mapped files is not allocated."""
 
@@ -69,6 +69,8 @@ def measure(ranks: int, cases: Sequence[tuple[Case, RankProgram]], rounds: int, 
     variables |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
     pipes: list[Connection] = []
     processes = []
+    gc.collect()
+    gc.freeze()  # what the ranks share is not searched by each of them
     for rank in range(ranks):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
@@ -81,6 +83,7 @@ def measure(ranks: int, cases: Sequence[tuple[Case, RankProgram]], rounds: int, 
     found: list[Machine] = [pipe.recv() for pipe in pipes]  # EOFError if a rank failed, which has told why
     for process in processes:
         process.join()
+    gc.unfreeze()
     plans = [m.plans for m in found]
     return Machine(
         found[0].cluster,
@@ -99,7 +102,6 @@ def _rank(
     os.environ.update(variables | {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)})
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo", rank=place.rank, world_size=place.ranks, timeout=timedelta(minutes=5))
-    text = cluster_to_toml(*calibrate(place, CPU)) if known is None else ""
     steps: list[Callable[[], object]] = []
     peaks = []
     for case, rank_program in cases:
@@ -107,16 +109,22 @@ def _rank(
         steps.append(step)
         peaks.append(peak)
     seconds: list[list[float]] = [[] for _ in steps]
-    for _ in range(rounds):
-        for step, times in zip(steps, seconds, strict=True):
-            dist.barrier()
-            begun = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - begun)
+
+    def run(rounds: int) -> None:
+        for _ in range(rounds):
+            for step, times in zip(steps, seconds, strict=True):
+                dist.barrier()
+                begun = time.perf_counter()
+                step()
+                times.append(time.perf_counter() - begun)
+
+    run(1)
+    text = cluster_to_toml(*calibrate(place, CPU, lambda: run(rounds))) if known is None else ""
+    run(rounds)
     slowest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    medians = [statistics.median(times) for times in slowest.tolist()]
-    pipe.send(Machine(text, tuple(Measured(s, p) for s, p in zip(medians, peaks, strict=True))))
+    least = [min(times) for times in slowest.tolist()]
+    pipe.send(Machine(text, tuple(Measured(s, p) for s, p in zip(least, peaks, strict=True))))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -147,10 +155,14 @@ def prepare(case: Case, rank_program: RankProgram) -> tuple[Callable[[], object]
 
 class _Settling(ProcessCommunicator):
     """Holds every message until gloo's own thread has let go of it, so that its memory is freed by this thread: torch's
-    profiler sees only what the thread does that it profiles."""
+    profiler sees only what the thread does that it profiles. What a message takes only while its bytes move is gone
+    before anything is computed: how busy the machine is makes no difference."""
 
     def _start(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum", *, beside: bool) -> Any:
-        return _Settled(super()._start(kind, x, axes, reduction, beside=True))
+        begun = super()._start(kind, x, axes, reduction, beside=True)
+        if beside and isinstance(begun, UnderWay) and begun.work is not None:
+            moved(begun.work)
+        return _Settled(begun)
 
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         result = super().all_to_all(x, axes)

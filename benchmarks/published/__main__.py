@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.published import states
-from benchmarks.published.fit import fit
+from benchmarks.published.fit import fit, fitted_rows
 from benchmarks.published.fitted import FITTED
 from benchmarks.published.predict import clusters, predicted, simulated
 from benchmarks.published.programs import Programs, prepare
 from benchmarks.published.report import as_json, as_text
 from benchmarks.published.rows import OWN, Row, Skipped, Unreadable, parse_all, read
-from benchmarks.published.score import Scored
+from benchmarks.published.score import RULE, Scored
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.summary import RankSummary
 
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=Path, default=OWN, help="a file of rows (default: those of the project)")
     parser.add_argument("--json", type=Path, help="write everything, row by row, to this file")
     parser.add_argument("--fit", action="store_true", help="fit the devices' constants anew, and score with them")
+    parser.add_argument("--fitted-rows", type=Path, help="with --fit: write the ids of the rows that it used")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where programs are kept")
     parser.add_argument("--no-cache", action="store_true", help="compile every program anew, and keep none")
     given = parser.parse_args(arguments)
@@ -53,10 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
     known = {one.row.id for one in held}
     skipped = [s for s in skipped if s.id not in known] + more
     constants = {c.device.name: c.device.efficiency for _, _, c in priced}
+    fitted = FITTED
     if given.fit:
         constants |= fit(priced, tell)
+        used = fitted_rows(priced)
+        fitted = frozenset(name for names in used.values() for name in names)
+        if given.fitted_rows:
+            given.fitted_rows.write_text(json.dumps({"rule": RULE, "rows": used}, indent=1) + "\n", encoding="utf-8")
     scored = [
-        Scored(row, predicted(simulated(row, summary, cluster, constants)), row.id in FITTED)
+        Scored(row, predicted(simulated(row, summary, cluster, constants)), row.id in fitted)
         for row, summary, cluster in priced
     ]
     for line in as_text(scored, held, skipped, constants):

@@ -22,6 +22,10 @@ from meshwright.compiler.timeline.fusion import fused
 
 Priced = tuple[Row, RankSummary, Cluster]
 ROUNDS = 3
+MOST = 0.2
+"""The largest error of a row that counts."""
+EXPECTED = (1.5, 0.03)
+"""GiB of reserve, and a share of fragmentation."""
 FEWEST = 8
 """Rows from which on a device's constants are fitted."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -34,7 +38,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 """What is fitted on step times, and within which limits it means what it says."""
 TRIED: Mapping[str, tuple[float, ...]] = {
-    "launch": (3e-6, 5e-6, 7e-6, 10e-6, 14e-6),
+    "launch": (3e-6, 5e-6, 7e-6, 10e-6, 14e-6, 20e-6),
     "contention": (0.0, 0.03, 0.06, 0.1, 0.15),
 }
 """Constants of what is not a kernel's own time: tried with whole simulations."""
@@ -61,26 +65,34 @@ def family(name: str) -> str:
     return name.partition("-")[0]
 
 
-def fit(priced: Sequence[Priced], tell: Callable[[str], None]) -> dict[str, Efficiency]:
-    """The fitted constants by device; devices with too few rows keep theirs."""
+def fitted_rows(priced: Sequence[Priced]) -> dict[str, list[str]]:
+    """By family of devices whose constants :func:`fit` finds: the rows that it uses."""
+    found = {name: sorted({row.id for row, _, _ in members}) for name, members in _groups(priced).items()}
+    return dict(sorted(found.items()))
+
+
+def _groups(priced: Sequence[Priced]) -> dict[str, list[Priced]]:
     groups: dict[str, list[Priced]] = defaultdict(list)
     for one in priced:
-        if chosen_for_fitting(one[0]):
+        if chosen_for_fitting(one[0]) and (one[0].seconds is not None or one[0].fits is not None):
             groups[family(one[2].device.name)].append(one)
+    return {n: m for n, m in groups.items() if sum(row.seconds is not None for row, _, _ in m) >= FEWEST}
+
+
+def fit(priced: Sequence[Priced], tell: Callable[[str], None]) -> dict[str, Efficiency]:
+    """The fitted constants by device; devices with too few rows keep theirs."""
     found: dict[str, Efficiency] = {}
-    for name, members in groups.items():
+    for name, members in _groups(priced).items():
         timed = [p for p in members if p[0].seconds is not None]
-        if len(timed) < FEWEST:
-            continue
         start = timed[0][2].device.efficiency
         for number in range(ROUNDS):
             start = best_tried(timed, start) if number else start
             works = [work(p, start) for p in timed]
             start = descend(works, start)
             tell(f"{name}, round {number + 1}: mean error {mean_error(works, start):.2%} of {len(works)} rows")
-        start = fit_memory(members, start)
         found.update({p[2].device.name: start for p in priced if family(p[2].device.name) == name})
-    return found
+    reserve, share = fit_memory([p for members in _groups(priced).values() for p in members])
+    return {name: replace(known, reserve=reserve, fragmentation=share) for name, known in found.items()}
 
 
 def best_tried(timed: Sequence[Priced], start: Efficiency) -> Efficiency:
@@ -115,7 +127,7 @@ def mean_error(works: Sequence[Work], efficiency: Efficiency) -> float:
 
 def _size(error: float) -> float:
     """Capped: a row that went wrong for its own reasons shall not pull."""
-    return min(abs(error), 0.4)
+    return min(abs(error), MOST)
 
 
 def descend(works: Sequence[Work], start: Efficiency) -> Efficiency:
@@ -137,22 +149,18 @@ def descend(works: Sequence[Work], start: Efficiency) -> Efficiency:
     return best
 
 
-def fit_memory(members: Sequence[Priced], start: Efficiency) -> Efficiency:
-    """Reserve and fragmentation that class most rows rightly; of those, the largest margin to both sides."""
+def fit_memory(members: Sequence[Priced]) -> tuple[int, float]:
+    """Reserve and fragmentation that class most rows rightly; of those, what one would expect. They are the driver's
+    and the allocator's, so the same for all devices that are fitted."""
     peaks = []
     for row, summary, cluster in members:
         if row.fits is not None:
-            found = simulated(row, summary, cluster, {cluster.device.name: start})
+            found = simulated(row, summary, cluster)
             peaks.append((found.memory.peak, cluster.device.memory, row.fits))
-    if not any(fits for *_, fits in peaks) or all(fits for *_, fits in peaks):
-        return start
-    tried = [(r * (1 << 28), f / 100) for r in range(0, 25) for f in range(0, 21)]
 
     def quality(pair: tuple[int, float]) -> tuple[float, float]:
         reserve, share = pair
         right = sum((p * (1 + share) + reserve <= m) == fits for p, m, fits in peaks)
-        # among equals, what lies nearest to the values one would expect
-        return right, -abs(reserve / (1 << 30) - 1.5) - 10 * abs(share - 0.03)
+        return right, -abs(reserve / (1 << 30) - EXPECTED[0]) - 10 * abs(share - EXPECTED[1])
 
-    reserve, share = max(tried, key=quality)
-    return replace(start, reserve=reserve, fragmentation=share)
+    return max(((r * (1 << 28), f / 100) for r in range(25) for f in range(21)), key=quality)

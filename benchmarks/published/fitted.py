@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 LIST = Path(__file__).parent.parent / "data" / "published" / "fitted.json"
+"""``rule`` in words, and ``rows`` by family of devices."""
 
 
 def _read() -> frozenset[str]:
-    return frozenset(json.loads(LIST.read_text(encoding="utf-8"))) if LIST.exists() else frozenset()
+    if not LIST.exists():
+        return frozenset()
+    return frozenset(name for names in json.loads(LIST.read_text(encoding="utf-8"))["rows"].values() for name in names)
 
 
 FITTED = _read()

@@ -12,14 +12,32 @@ from benchmarks.published.rows import Habits, Shape
 DROPOUT = 0.1
 
 
+class Core(nn.Module):
+    """Causal attention of queries to keys and values, ``[b heads t channels]``."""
+
+    def __init__(self, habits: Habits) -> None:
+        super().__init__()
+        self.fused, self.dropout = habits.fused_attention, DROPOUT if habits.dropout else 0.0
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.fused:
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
+        # the scores and their softmax as tensors of their own
+        t, channels = query.shape[2:]
+        seen = torch.ones(t, t, dtype=torch.bool, device=query.device).tril()
+        scores = (query @ key.transpose(2, 3)) * channels**-0.5
+        weights = scores.masked_fill(~seen, -65504.0).softmax(-1)
+        return F.dropout(weights, self.dropout, self.training) @ value
+
+
 class Attention(nn.Module):
-    """Causal attention with one product for queries, keys and values, head after head (as Megatron-LM lays them)."""
+    """Attention with one product for queries, keys and values, head after head (as Megatron-LM lays them)."""
 
     def __init__(self, shape: Shape, habits: Habits) -> None:
         super().__init__()
         self.heads, self.groups = shape.heads, shape.key_value_heads
         self.channels = shape.hidden // shape.heads
-        self.fused, self.dropout = habits.fused_attention, DROPOUT if habits.dropout else 0.0
+        self.core = Core(habits)
         width = self.channels * (self.heads + 2 * self.groups)
         self.joint = nn.Linear(shape.hidden, width, bias=habits.bias)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=habits.bias)
@@ -32,19 +50,8 @@ class Attention(nn.Module):
         query = query.reshape(b, t, self.heads, self.channels).transpose(1, 2)
         key, value = (x.expand(b, t, self.groups, shared, self.channels) for x in (key, value))
         key, value = (x.reshape(b, t, self.heads, self.channels).transpose(1, 2) for x in (key, value))
-        if self.fused:
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
-        else:
-            mixed = self.plain(query, key, value)
+        mixed = self.core(query, key, value)
         return self.out(mixed.transpose(1, 2).reshape(b, t, width))
-
-    def plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The scores and their softmax as tensors of their own."""
-        t = query.shape[2]
-        seen = torch.ones(t, t, dtype=torch.bool, device=query.device).tril()
-        scores = (query @ key.transpose(2, 3)) * self.channels**-0.5
-        weights = scores.masked_fill(~seen, -65504.0).softmax(-1)
-        return F.dropout(weights, self.dropout, self.training) @ value
 
 
 class Layer(nn.Module):
@@ -106,23 +113,43 @@ def llama(shape: Shape, habits: Habits, layers: int) -> nn.Module:
     return model
 
 
+class PlainLoss(nn.Module):
+    """A model with a loss that keeps the log-probabilities of all classes in 32 bits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        logits = self.model(input_ids=input_ids).logits
+        chosen = logits.float().log_softmax(-1).gather(-1, labels.unsqueeze(-1))
+        return -chosen.mean()
+
+
 def module(shape: Shape, habits: Habits, layers: int) -> nn.Module:
     """The module of a row, in training mode, in the dtype in which its weights lie."""
     with torch.device("meta"):
         made = Gpt(shape, habits, layers) if shape.family == "gpt" else llama(shape, habits, layers)
+        made = PlainLoss(made) if habits.loss == "plain" else made
         return made.to(torch.bfloat16 if habits.master_weights else torch.float32).train()
 
 
-def blocks(shape: Shape, layers: int) -> tuple[str, ...]:
+def blocks(shape: Shape, habits: Habits, layers: int) -> tuple[str, ...]:
     """The names of the module's blocks."""
     path = "layers" if shape.family == "gpt" else "model.layers"
+    path = f"model.{path}" if habits.loss == "plain" else path
     return tuple(f"{path}.{i}" for i in range(layers))
+
+
+def attention_core(shape: Shape) -> str:
+    """The part of a block that is attention without its products with weights, if there is a module for it."""
+    return "attention.core" if shape.family == "gpt" else "self_attn"
 
 
 def parameters(shape: Shape, habits: Habits) -> int:
     """The parameters of the whole model, counted on a module of one layer: all have as many."""
     made = module(shape, habits, 1)
-    (name,) = blocks(shape, 1)
+    (name,) = blocks(shape, habits, 1)
     total = sum(p.numel() for p in made.parameters())
     one = sum(p.numel() for n, p in made.named_parameters() if n.startswith(name + "."))
     return total + one * (shape.layers - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from benchmarks.published.modules import blocks
+from benchmarks.published.modules import attention_core, blocks
 from benchmarks.published.rows import Habits, Layout, Machine, Row, Unreadable
 from meshwright.compiler.cluster import catalogue
 from meshwright.compiler.cluster.catalogue import Entry
@@ -13,8 +13,9 @@ from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import fill
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.mesh import Segment, Sharding
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Plan, Precision, Recompute, Save
+from meshwright.compiler.plan import ParameterPlan, Plan, Precision, Recompute
 
 
 def words(layout: Layout) -> str:
@@ -42,7 +43,15 @@ def precision(habits: Habits) -> Precision:
 def plan(program: StepProgram, row: Row) -> Plan:
     """The row's plan: messages beside the computation, as every framework in the rows runs them."""
     made = preset(words(row.layout), program, row.machine.count, precision(row.habits))
-    return replace(made, recompute=recompute(row), prefetch=1)
+    return replace(made, parameters=(*head(row), *made.parameters), recompute=recompute(row), prefetch=1)
+
+
+def head(row: Row) -> tuple[ParameterPlan, ...]:
+    """A head whose product is cut along the vocabulary although its loss wants the logits whole."""
+    if row.habits.loss != "plain" or row.layout.tensor == 1:
+        return ()
+    cut = Sharding(((Segment(row.shape.vocabulary, ("tensor",)),), (Segment(row.shape.hidden),)))
+    return (ParameterPlan("**.lm_head.weight", cut),)
 
 
 @dataclass(frozen=True)
@@ -72,16 +81,21 @@ def arrangement(row: Row) -> tuple[Kind, ...]:
 
 def recompute(row: Row) -> tuple[Recompute, ...]:
     """What the blocks of the captured module keep."""
-    save: Save = "nothing" if row.habits.recompute == "full" else "matmuls"
+    found: list[Recompute] = []
     kinds = arrangement(row)
-    names = blocks(row.shape, len(kinds))
-    return tuple(Recompute(name, save) for name, kind in zip(names, kinds, strict=True) if kind.recomputed)
+    for name, kind in zip(blocks(row.shape, row.habits, len(kinds)), kinds, strict=True):
+        if kind.recomputed:
+            core = row.habits.recompute == "attention"
+            found.append(Recompute(f"{name}.{attention_core(row.shape)}" if core else name, "nothing"))
+        if row.habits.cheap_again and not (kind.recomputed and row.habits.recompute == "full"):
+            found.append(Recompute(name, "matmuls"))
+    return tuple(found)
 
 
 def repeats(row: Row) -> dict[str, int]:
     """How many layers each block of the captured module stands for, if more than itself."""
     kinds = arrangement(row)
-    names = blocks(row.shape, len(kinds))
+    names = blocks(row.shape, row.habits, len(kinds))
     return {name: kind.count for name, kind in zip(names, kinds, strict=True) if kind.count > 1}
 
 

@@ -25,7 +25,10 @@ from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.summary import RankSummary
 from meshwright.frontend.capture import capture
 
-PRICING = ("compiler/cluster", "compiler/timeline", "compiler/search", "compiler/memory.py", "compiler/prediction.py")
+PRICING = (
+    "compiler/cluster", "compiler/timeline", "compiler/search", "compiler/memory.py", "compiler/repetition.py",
+    "compiler/prediction.py",
+)  # fmt: skip
 """What only prices a summary: a change there leaves the summary as it is."""
 RELEVANT = ("compiler/", "frontend/capture/")
 
@@ -114,6 +117,8 @@ def prepare(rows: list[Row], programs: Programs, tell: Callable[[str], None]) ->
             found[place] = programs.summary(rows[place])
         except meshwright.MeshwrightError as fault:
             found[place] = f"its plan cannot be compiled: {fault}".splitlines()[0]
+        except Exception as fault:  # a row may ask for anything; whatever it is, it is told beside the row
+            found[place] = f"it cannot be built: {type(fault).__name__}: {fault}".splitlines()[0]
         if number % 20 == 19:
             tell(f"{number + 1} of {len(order)} programs")
     return found
@@ -121,9 +126,9 @@ def prepare(rows: list[Row], programs: Programs, tell: Callable[[str], None]) ->
 
 def _about(row: Row) -> tuple[object, ...]:
     """What a captured step depends on."""
-    habits = row.habits
-    written = (habits.fused_attention, habits.fused_norms, habits.master_weights, habits.dropout, habits.bias)
-    return (row.shape, len(plans.arrangement(row)), row.layout.batch, plans.precision(habits), *written)
+    # how much is recomputed and how ops are run is not part of it
+    written = replace(row.habits, recompute="", recomputed_share=0.0, cheap_again=False, attention="", kernels="")
+    return (row.shape, len(plans.arrangement(row)), row.layout.batch, written)
 
 
 @cache

@@ -31,10 +31,14 @@ def as_json(
     constants: Mapping[str, Efficiency],
 ) -> dict[str, Any]:
     """Everything: figures by source and device, sweeps, constants with the rows they were fitted on, and all rows."""
+    held_out = [s for s in scored if not s.fitted]
     return {
         "overall": summary(scored),
-        "held out": summary([s for s in scored if not s.fitted]),
+        "held out": summary(held_out),
         "by source": {source: summary(members) for source, members in by(scored, lambda s: s.row.source).items()},
+        "held out by source": {
+            source: summary(members) for source, members in by(held_out, lambda s: s.row.source).items()
+        },
         "by device": {gpu: summary(members) for gpu, members in by(scored, lambda s: s.row.machine.gpu).items()},
         "model states": [{"id": s.row.id, "bytes": s.row.bytes, "predicted": s.predicted} for s in held],
         "sweeps": [asdict(s) for s in sweeps(scored)],

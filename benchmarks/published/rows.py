@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MOST = 1e18
+"""Numbers from here on are taken for mistakes."""
+MOST_DEVICES = 1 << 20
 OWN = Path(__file__).parent.parent / "data" / "published" / "measurements.json"
 """The rows that come with the project, each with its source."""
 
@@ -55,9 +57,12 @@ class Habits:
     """What the row or its source says about how the program was written and run."""
 
     recompute: str
-    """``none``, ``full``, ``matmuls`` (cheap ops again) or ``attention`` (the core of attention again)."""
+    """``none``, ``full`` or ``attention`` (the core of attention again)."""
     recomputed_share: float
     """Of all layers; below 1 where every k-th is recomputed."""
+    cheap_again: bool
+    """Whether layers that are not recomputed keep the results of matrix products and attention alone, and compute what
+    is cheap again: what a compiler does that fuses chains of ops, and selection op by op."""
     fused_attention: bool
     attention: str
     """The generation of fused attention kernels: ``flash-1`` or ``flash-2``."""
@@ -71,6 +76,9 @@ class Habits:
     reduce: str
     dropout: bool
     bias: bool
+    loss: str
+    """``fused`` (one op, which keeps logits alone) or ``plain`` (a log-softmax in 32 bits that is kept, and gathered
+    where the vocabulary is cut)."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What is fitted or held out as a whole: a model at one length on one kind of device and number of them."""
+        """A model at one length on one kind of device and number of them."""
         s = self.shape
         return f"{self.machine.gpu}/{self.machine.count}/{s.family}-{s.layers}-{s.hidden}/{s.time}"
 
@@ -143,7 +151,7 @@ def parse_all(raw: Iterable[Any]) -> tuple[list[Row], list[Skipped]]:
     skipped: list[Skipped] = []
     for number, one in enumerate(raw):
         name = str(one.get("id") or f"row {number}") if isinstance(one, Mapping) else f"row {number}"
-        source = _source(one) if isinstance(one, Mapping) else ""
+        source = source_of(one) if isinstance(one, Mapping) else ""
         try:
             rows.append(parse(one))
         except Unreadable as fault:
@@ -155,8 +163,8 @@ def parse(raw: Any) -> Row:
     """One row. Raises Unreadable with the reason why it cannot be predicted."""
     if not isinstance(raw, Mapping):
         raise Unreadable("it is no object")
-    parallel, model, measured = _part(raw, "parallel"), _part(raw, "model"), _part(raw, "measured")
-    extra = _part(raw, "extra")
+    parallel, model, measured = part(raw, "parallel"), part(raw, "model"), part(raw, "measured")
+    extra = part(raw, "extra")
     if extra.get("suspect"):
         raise Unreadable(f"suspect: {extra['suspect']}")
     if _number(parallel, "pp", 1) > 1:
@@ -176,20 +184,23 @@ def parse(raw: Any) -> Row:
     text = f"{raw.get('notes') or ''} {raw.get('kind') or ''}".lower()
     if "lora" in text:
         raise Unreadable("trains adapters alone")
-    machine = _machine(_part(raw, "hardware"))
+    machine = _machine(part(raw, "hardware"))
     shape = _shape(model)
     layout = _layout(parallel, machine)
     habits = _habits(raw, parallel, extra, measured, shape)
     tier = str(raw.get("tier") or "")
     seconds = _seconds(measured, layout, shape, machine)
-    memory = _optional(measured, "peak_memory_gib")
-    failed = tier == "F" or "oom" in str(extra.get("status") or "").lower()
+    memory = optional(measured, "peak_memory_gib")
+    status = str(extra.get("status") or "").lower()
+    failed = tier == "F" or "oom" in status
+    if tier == "F" and status and not any(word in status for word in ("oom", "memory")):
+        raise Unreadable(f"did not run for a reason other than memory: {status}")
     if seconds is None and memory is None and not failed:
         raise Unreadable("nothing was measured that is predicted here")
     formula = bool(extra.get("analytic"))
     return Row(
         id=str(raw.get("id") or ""),
-        source=_source(raw),
+        source=source_of(raw),
         tier=tier,
         shape=shape,
         layout=layout,
@@ -198,39 +209,48 @@ def parse(raw: Any) -> Row:
         seconds=None if failed else seconds,
         memory=None if failed else memory,
         fits=None if formula else not failed,
-        parameters=_optional(model, "params"),
+        parameters=optional(model, "params"),
         formula=formula,
     )
 
 
-def _source(raw: Mapping[str, Any]) -> str:
+def source_of(raw: Mapping[str, Any]) -> str:
+    """The title of a raw row's source."""
     source = raw.get("source")
     title = source.get("title") if isinstance(source, Mapping) else source
     return str(title or "unknown")
 
 
-def _part(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a raw row; empty if there is none."""
     found = raw.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _optional(part: Mapping[str, Any], name: str) -> float | None:
-    value = part.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+def optional(of: Mapping[str, Any], name: str) -> float | None:
+    """A positive number; None if there is none, or one that can be of nothing that was run."""
+    value = of.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
         return None
     return float(value)
 
 
-def _number(part: Mapping[str, Any], name: str, default: float) -> float:
-    found = _optional(part, name)
+def _number(of: Mapping[str, Any], name: str, default: float) -> float:
+    found = optional(of, name)
     return default if found is None else found
 
 
-def _count(part: Mapping[str, Any], name: str, what: str) -> int:
-    found = _optional(part, name)
-    if found is None or found != int(found):
-        raise Unreadable(f"{what} is not told" if part.get(name) is None else f"{what} is {part.get(name)!r}")
-    return int(found)
+def _whole(of: Mapping[str, Any], name: str, default: int) -> int:
+    """A whole number; that one if there is none."""
+    found = optional(of, name)
+    return default if found is None or found != int(found) else int(found)
+
+
+def _count(of: Mapping[str, Any], name: str, what: str) -> int:
+    found = _whole(of, name, 0)
+    if not found:
+        raise Unreadable(f"{what} is not told" if of.get(name) is None else f"{what} is {of.get(name)!r:.40}")
+    return found
 
 
 def _shape(model: Mapping[str, Any]) -> Shape:
@@ -239,11 +259,11 @@ def _shape(model: Mapping[str, Any]) -> Shape:
     vocabulary = _count(model, "vocab", "the vocabulary")
     if hidden % heads:
         raise Unreadable(f"{heads} heads do not divide the width {hidden}")
-    shared = int(_number(model, "kv_heads", heads))
+    shared = _whole(model, "kv_heads", heads)
     if heads % shared:
         raise Unreadable(f"{shared} key/value heads do not divide {heads}")
     family = _family(model, layers, hidden, heads, shared, vocabulary)
-    inner = _optional(model, "ffn") or (4 * hidden if family == "gpt" else round(8 * hidden / 3 / 256) * 256)
+    inner = optional(model, "ffn") or (4 * hidden if family == "gpt" else round(8 * hidden / 3 / 256) * 256)
     return Shape(family, layers, hidden, heads, shared, int(inner), vocabulary, time)
 
 
@@ -254,7 +274,7 @@ def _family(model: Mapping[str, Any], layers: int, hidden: int, heads: int, shar
         return "llama"
     if any(word in name for word in ("gpt", "mpt", "opt", "bloom", "megatron", "nemotron", "palm", "gopher", "mt-nlg")):
         return "gpt"
-    inner, parameters = _optional(model, "ffn"), _optional(model, "params")
+    inner, parameters = optional(model, "ffn"), optional(model, "params")
     if inner and parameters:
         attention = (2 + 2 * shared / heads) * hidden**2
         plain = layers * (attention + 2 * hidden * inner) + vocabulary * hidden
@@ -268,15 +288,17 @@ def _machine(hardware: Mapping[str, Any]) -> Machine:
     if not gpu:
         raise Unreadable("the device is not told")
     count = _count(hardware, "num_gpus", "the number of devices")
-    per_node = int(_number(hardware, "gpus_per_node", min(8, count)))
+    if count > MOST_DEVICES:
+        raise Unreadable(f"the number of devices is {count}")
+    per_node = _whole(hardware, "gpus_per_node", min(8, count))
     return Machine(str(gpu), min(per_node, count), count, str(hardware.get("interconnect") or ""))
 
 
 def _layout(parallel: Mapping[str, Any], machine: Machine) -> Layout:
-    tensor = int(_number(parallel, "tp", 1))
+    tensor = _whole(parallel, "tp", 1)
     if machine.count % tensor:
         raise Unreadable(f"tensor {tensor} does not divide {machine.count} devices")
-    data = int(_number(parallel, "dp", machine.count // tensor))
+    data = _whole(parallel, "dp", machine.count // tensor)
     if data * tensor != machine.count:
         raise Unreadable(f"data {data} times tensor {tensor} is not {machine.count} devices")
     microbatch = _count(parallel, "microbatch", "the microbatch")
@@ -306,10 +328,11 @@ def _habits(
     shape: Shape,
 ) -> Habits:
     notes = str(raw.get("notes") or "").lower()
-    title = _source(raw).lower()
+    title = source_of(raw).lower()
     kernel = str(extra.get("kernel") or "").lower()
     fsdp = bool(parallel.get("fsdp"))
     recompute, share = _recompute(parallel, measured, notes)
+    compiled = parallel.get("compile") is True
     flash = "flash" in kernel or (not kernel and ("flash" in notes or fsdp or shape.family == "llama"))
     megatron = shape.family == "gpt" and not fsdp
     fused = kernel == "fused"  # a softmax written by hand, with scale and mask
@@ -317,15 +340,18 @@ def _habits(
     return Habits(
         recompute=recompute,
         recomputed_share=share,
+        cheap_again=compiled or "selective op" in notes,
         fused_attention=flash,
         attention=_generation(kernel or notes),
         fused_norms=fused_norms,
-        kernels="compiled" if parallel.get("compile") is True else "kernels" if fused_norms or fused else "none",
+        kernels="compiled" if compiled else "kernels" if fused_norms or fused else "none",
         master_weights=not fsdp,
         # 16-bit weights come with 16-bit gradients (2 + 2 + 12 bytes a parameter)
         reduce="bf16" if not fsdp or "'pure'" in notes[:70] or "fms-fsdp" in title else "fp32",
         dropout=megatron,
         bias=megatron,
+        # Aleph-Alpha/scaling, src/scaling/transformer/model: the head returns all logits, its loss is in 32 bits
+        loss="plain" if "aleph alpha" in title and shape.family == "llama" else "fused",
     )
 
 
@@ -346,22 +372,20 @@ def _recompute(parallel: Mapping[str, Any], measured: Mapping[str, Any], notes: 
     if "selective op" in notes:
         # torchtitan's: every other product of matrices is computed again
         return "full", 0.5
-    if "core attention" in notes or not parallel.get("fsdp"):
-        return "attention", 1.0
-    return "matmuls", 1.0
+    return "attention", 1.0
 
 
 def _share(measured: Mapping[str, Any]) -> float:
     """Which part of the layers is computed twice: from the two utilisations if both are told, else a half."""
-    useful, spent = _optional(measured, "mfu"), _optional(measured, "hfu")
+    useful, spent = optional(measured, "mfu"), optional(measured, "hfu")
     if useful is None or spent is None or spent <= useful:
         return 0.5
     return min(1.0, (spent / useful - 1) * 3)
 
 
 def _seconds(measured: Mapping[str, Any], layout: Layout, shape: Shape, machine: Machine) -> float | None:
-    seconds = _optional(measured, "iteration_time_s")
-    rate = _optional(measured, "tokens_per_s_per_gpu")
+    seconds = optional(measured, "iteration_time_s")
+    rate = optional(measured, "tokens_per_s_per_gpu")
     if seconds is None and rate is not None:
         seconds = layout.batch * shape.time / (rate * machine.count)
     return seconds

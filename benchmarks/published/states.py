@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.published.modules import parameters
 from benchmarks.published.programs import Programs
-from benchmarks.published.rows import Habits, Layout, Machine, Row, Shape
+from benchmarks.published.rows import Habits, Layout, Machine, Row, Shape, optional, part, source_of
 
 SMALL = Shape("gpt", 2, 1024, 8, 8, 4096, 4096, 1024)
 
@@ -43,12 +43,11 @@ def states(raw: Iterable[Any]) -> list[States]:
     for one in raw:
         if not isinstance(one, Mapping) or one.get("tier") != "M":
             continue
-        model, plan, extra = (one.get(name) or {} for name in ("model", "parallel", "extra"))
-        told = (model.get("params"), plan.get("zero_stage"), plan.get("dp"), extra.get("formula_gb"))
-        if model.get("layers") is None and all(isinstance(v, (int, float)) for v in told):
-            count, stage, ranks, size = told
-            source = str((one.get("source") or {}).get("title") or "unknown")
-            found.append(States(str(one.get("id")), source, float(count), int(stage), int(ranks), size * 1e9))
+        model, plan, extra = (part(one, name) for name in ("model", "parallel", "extra"))
+        count, ranks, size = optional(model, "params"), optional(plan, "dp"), optional(extra, "formula_gb")
+        stage = plan.get("zero_stage")
+        if model.get("layers") is None and count and ranks and size and stage in (0, 1, 2, 3):
+            found.append(States(str(one.get("id")), source_of(one), count, int(stage), int(ranks), size * 1e9))
     return found
 
 
@@ -60,8 +59,8 @@ def score(rows: Iterable[States], programs: Programs) -> list[ScoredStates]:
 def held(stage: int, ranks: int, programs: Programs) -> float:
     """Bytes of states that a rank holds for each parameter of the whole model."""
     habits = Habits(
-        recompute="none", recomputed_share=1.0, fused_attention=True, attention="flash-2", fused_norms=True,
-        kernels="kernels", master_weights=True, reduce="bf16", dropout=False, bias=True,
+        recompute="none", recomputed_share=1.0, cheap_again=False, fused_attention=True, attention="flash-2",
+        fused_norms=True, kernels="kernels", master_weights=True, reduce="bf16", dropout=False, bias=True, loss="fused",
     )  # fmt: skip
     layout = Layout(
         data=ranks, tensor=1, sequence=False, zero=stage, inner_data=0, regather=True, microbatch=1, batch=2 * ranks

@@ -15,6 +15,7 @@ _PLACES = {
     "capture": "meshwright.frontend.capture",
     "compile": "meshwright.build",
     "plan": "meshwright.planning",
+    "simulate": "meshwright.simulation",
     "parallelize": "meshwright.api",
     "transform": "meshwright.transformation",
     "Plan": "meshwright.compiler.plan",
@@ -22,7 +23,18 @@ _PLACES = {
 }
 """Where each public name is defined."""
 
-__all__ = ["MeshwrightError", "Plan", "__version__", "capture", "compile", "load", "parallelize", "plan", "transform"]
+__all__ = [
+    "MeshwrightError",
+    "Plan",
+    "__version__",
+    "capture",
+    "compile",
+    "load",
+    "parallelize",
+    "plan",
+    "simulate",
+    "transform",
+]
 
 if TYPE_CHECKING:
     from meshwright.compiler.diagnostics import MeshwrightError

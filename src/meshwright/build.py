@@ -75,9 +75,7 @@ def compile(
     name, ``batch`` the samples of the global batch, ``precision`` that of the source and of the plan.
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
-    decided = decide(
-        source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch, precision=precision
-    )
+    decided = decide(source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch, precision=precision)
     loaded = decided.source
     with decided.located():
         rank_program = compile_step(decided.program, _for_ranks(decided.plan, ranks))

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,18 +24,14 @@ from meshwright.compiler.cluster.writer import cluster_to_toml
 from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.runtime.environment import Place, complete, place_of
 from meshwright.runtime.failure import described, report
-from meshwright.runtime.measure_kernels import (
-    Machine,
-    measure_attention,
-    measure_elementwise,
-    measure_machine,
-    measure_matmuls,
-)
-from meshwright.runtime.measure_links import measure_collectives
+from meshwright.runtime.measure_passes import Crossing, Readings, crossing, measure_passes
 from meshwright.runtime.worker import device_of
 
 TIERS = ("node", "network")
 """What the measured tiers are called: within a node, and between nodes."""
+
+LEAST_HIDDEN = 0.1
+"""The share of messages beside kernels that is taken to be hidden at least, whatever was measured."""
 
 
 def calibrate_worker(output: Path | None) -> int:
@@ -86,18 +80,23 @@ def _unwritable(output: Path, reason: str) -> MeshwrightError:
     return error("E0425", f"cannot write {output}: {reason}", action=action)
 
 
-def measure(place: Place, device: torch.device) -> tuple[Cluster, list[str]]:
-    """The cluster that all ranks find together, and a summary of the measurements, one line each."""
+def measure(
+    place: Place, device: torch.device, between: Callable[[], object] = lambda: None
+) -> tuple[Cluster, list[str]]:
+    """The cluster that all ranks find together, and a summary of the measurements, one line each. ``between`` is called
+    after every pass over everything that is measured."""
     torch.manual_seed(0)
     local = ranks_of_a_node(place)
-    matmuls, attention = _shared(measure_matmuls(device)), _shared(measure_attention(device))
-    elementwise = _shared(measure_elementwise(device))
-    timed = [*matmuls, *attention, *elementwise]
-    machine = _shared_machine(measure_machine(device, local, elementwise))
-    found = fit_device(_device(device, machine, matmuls), timed)
-    tiers, sent = _tiers(place, local, device)
-    cluster = Cluster("measured", found, tiers)
-    return cluster, _summary(cluster, device, timed, sent)
+    tiers, crossings = _crossings(place, local)
+    found = measure_passes(crossings, device, local, between)
+    sent = [[s for tier, s in found.sent if tier == number] for number in range(len(tiers))]
+    fitted = tuple(fit_tier(Tier(*tier, 1.0, 0.0), own) for tier, own in zip(tiers, sent, strict=True))
+    cluster = Cluster(
+        "measured",
+        fit_device(_device(device, found), found.timed),
+        fitted or (Tier(TIERS[0], 1, 1e12, 0.0),),
+    )
+    return cluster, _summary(cluster, device, found.timed, sent)
 
 
 def ranks_of_a_node(place: Place) -> int:
@@ -106,8 +105,11 @@ def ranks_of_a_node(place: Place) -> int:
     return local if 0 < local <= place.ranks and place.ranks % local == 0 else place.ranks
 
 
-def _device(device: torch.device, machine: Machine, matmuls: Sequence[Timed]) -> Device:
+def _device(device: torch.device, found: Readings) -> Device:
     """The device with its best measured rates as peaks, before efficiencies are fitted."""
+    machine = found.machine
+    matmuls = [t for t in found.timed if t.kernel.kind == "matmul"]
+    moving = [t for t in found.timed if t.kernel.kind not in ("matmul", "attention")]
     dtypes = dict.fromkeys(t.kernel.dtype for t in matmuls)
     peaks = {d: max(t.kernel.flops / t.seconds for t in matmuls if t.kernel.dtype == d) for d in dtypes}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
@@ -115,53 +117,33 @@ def _device(device: torch.device, machine: Machine, matmuls: Sequence[Timed]) ->
         name=name,
         flops={dtype: _digits(peak) for dtype, peak in peaks.items()},
         memory=machine.memory,
-        bandwidth=_digits(machine.bandwidth),
-        host_link=_digits(machine.host_link),
-        efficiency=Efficiency(launch=_digits(machine.launch), reserve=machine.reserve),
+        bandwidth=_digits(max((t.kernel.read + t.kernel.written) / t.seconds for t in moving)),
+        host_link=_digits(1 / machine.copy),
+        efficiency=Efficiency(
+            launch=_digits(machine.launch),
+            reserve=machine.reserve,
+            contention=round(1 / min(1.0, max(LEAST_HIDDEN, found.hidden)) - 1, 2),
+        ),
         sources={"all": "measured by meshwright calibrate; peaks are the best rates that were reached"},
     )
 
 
-def _tiers(place: Place, local: int, device: torch.device) -> tuple[tuple[Tier, ...], list[list[Sent]]]:
-    """The tiers with their constants, and what each was fitted to."""
+def _crossings(place: Place, local: int) -> tuple[list[tuple[str, int]], list[Crossing]]:
+    """The tiers with their sizes, and the groups in which each is measured."""
     nodes = place.ranks // local
     inside = [list(range(n * local, (n + 1) * local)) for n in range(nodes)]
     across = [list(range(i, place.ranks, local)) for i in range(local)]
-    tiers, all_sent = [], []
+    tiers: list[tuple[str, int]] = []
+    found: list[Crossing] = []
     for name, size, groups in ((TIERS[0], local, inside), (TIERS[1], nodes, across)):
         if size == 1:
             continue
-        sent = _measured(place, groups, device)
+        found.append(crossing(len(tiers), place.rank, groups))
         if size > 2 and size % 2 == 0:  # pairs tell what a hop takes
-            sent += _measured(place, [g[i : i + 2] for g in groups for i in range(0, size, 2)], device)
-        tiers.append(fit_tier(Tier(name, size, 1.0, 0.0), sent))
-        all_sent.append(sent)
-    return tuple(tiers) or (Tier(TIERS[0], 1, 1e12, 0.0),), all_sent
-
-
-def _measured(place: Place, groups: list[list[int]], device: torch.device) -> list[Sent]:
-    made = [dist.new_group(ranks) for ranks in groups]
-    own = next(i for i, ranks in enumerate(groups) if place.rank in ranks)
-    sent = measure_collectives(groups[own], made[own], device)
-    means = _means([s.seconds for s in sent])
-    return [replace(s, seconds=mean) for s, mean in zip(sent, means, strict=True)]
-
-
-def _shared(timed: list[Timed]) -> list[Timed]:
-    means = _means([t.seconds for t in timed])
-    return [replace(t, seconds=mean) for t, mean in zip(timed, means, strict=True)]
-
-
-def _shared_machine(machine: Machine) -> Machine:
-    host, launch = _means([machine.host_link, machine.launch])
-    return replace(machine, host_link=host, launch=launch)
-
-
-def _means(values: list[float]) -> list[float]:
-    """The means over all ranks."""
-    found: list[list[float]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, values)
-    return [statistics.fmean(column) for column in zip(*found, strict=True)]
+            pairs = [g[i : i + 2] for g in groups for i in range(0, size, 2)]
+            found.append(crossing(len(tiers), place.rank, pairs))
+        tiers.append((name, size))
+    return tiers, found
 
 
 def _fit(device: Device, timed: Sequence[Timed]) -> str:

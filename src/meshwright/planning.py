@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshwright.compiler.analysis.blocks import Folded, Unknown, fold
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
+from meshwright.compiler.cluster.kernels import rated
 from meshwright.compiler.cluster.presets import LOCAL
-from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.passes.realise import Realiser
@@ -104,7 +105,7 @@ def plan(
         found = plan_program(
             loaded.capture(), where, ranks=ranks, limits=limits, precision=loaded.precision, execution=execution
         )
-    return replace(found, seconds={"capture": captured, **found.seconds}, warnings=loaded.warnings)
+    return replace(found, seconds={"capture": captured, **found.seconds}, warnings=(*loaded.warnings, *found.warnings))
 
 
 def plan_program(
@@ -142,8 +143,10 @@ def plan_folded(
     limits = limits or Limits()
     pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins)
     found = search(facts, cluster, count, limits, pricer)
+    told_of = [*_slow(facts.dtype, cluster), *pricer.told]
     if found.best is None:
-        raise infeasible(found)
+        fault = infeasible(found).diagnostics[0]
+        raise MeshwrightError(replace(fault, notes=(*fault.notes, *(d.message for d in told_of))))
     best = found.best
     told = tuple(reasons(found))
     source = folded.source or folded.program
@@ -161,7 +164,19 @@ def plan_folded(
     others = [p for p in found.fitting() if p is not best]
     others += sorted((p for p in found.priced if not found.fits(p)), key=lambda p: p.memory)
     seconds = {"search": end - began}
-    return Planned(made, best.prediction, best.candidate, told, tuple(others), cluster, found, seconds)
+    return Planned(
+        made, best.prediction, best.candidate, told, tuple(others), cluster, found, seconds, warnings=tuple(told_of)
+    )
+
+
+def _slow(dtype: str, cluster: Cluster) -> Iterator[Diagnostic]:
+    """That a device does not compute in a dtype at speed."""
+    device = cluster.device
+    if dtype not in device.flops:
+        fast = [word for word, name in (("bf16", "bf16"), ("fp16", "f16")) if name in device.flops]
+        action = f"compute in {fast[0]}" if fast else "take a device that has a rate for it"
+        message = f"a {device.name} has no rate for {dtype}: it is priced at that of {rated(device, dtype)}"
+        yield Diagnostic("W0431", message, action=action)
 
 
 def rank_plans(

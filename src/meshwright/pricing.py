@@ -10,13 +10,14 @@ from meshwright.compiler.analysis.blocks import Folded
 from meshwright.compiler.analysis.stand_ins import stand_ins
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.cluster import Cluster
+from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.realise import Realiser
 from meshwright.compiler.passes.treated import present
 from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
-from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.prediction import Execution, Prediction, between
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.summary import RankSummary
@@ -43,6 +44,8 @@ class Pricer:
         self._absent = {name for names in folded.absent.values() for name in names}
         self._realisers: dict[int, Realiser] = {}
         self._known = KnownGraphs()
+        self.told: dict[Diagnostic, None] = {}
+        """What the compiler has warned of."""
         self._summaries: dict[Candidate, RankSummary] = {}
 
     def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
@@ -50,7 +53,21 @@ class Pricer:
         by its first layers, if none of them is treated as others are."""
         if candidate not in self._summaries:
             self._summaries[candidate] = self._summary(candidate)
-        return simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
+        found = simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
+        if not self._absent or candidate.every == 1:
+            return found
+        # where few blocks stand for many, those that take turns come one after the other, which their messages show:
+        # their time is between that of all blocks treated and that of none
+        share = self._share(candidate)
+        treated, plain = (
+            self.price(replace(candidate, save=save, every=1), cluster) for save in (candidate.save, "all")
+        )
+        return between(found, treated, plain, share)
+
+    def _share(self, candidate: Candidate) -> float:
+        """The part of the blocks that recomputes."""
+        counts = [len(names) for names in self._blocks.values()]
+        return sum(-(-count // candidate.every) for count in counts) / sum(counts)
 
     def _summary(self, candidate: Candidate) -> RankSummary:
         every = candidate.every
@@ -65,7 +82,7 @@ class Pricer:
         folded = self._folded[every]
         if every not in self._realisers:
             self._realisers[every] = Realiser(folded.program, self._precision, self._blocks, pins=self._pins)
-        return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known)
+        return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known, self.told)
 
 
 def treatments(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, Save]:
@@ -94,15 +111,26 @@ def turns(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict
     return found
 
 
-def summary_of(folded: Folded, plan: Plan, saves: Mapping[str, Save], known: KnownGraphs | None = None) -> RankSummary:
-    """The summary of a folded step under a plan for the whole one; ``saves`` are the plan's :func:`treatments`,
-    ``known`` what has been compiled before. The program is only priced; it is verified when it is compiled to run.
+def summary_of(
+    folded: Folded,
+    plan: Plan,
+    saves: Mapping[str, Save],
+    known: KnownGraphs | None = None,
+    told: dict[Diagnostic, None] | None = None,
+) -> RankSummary:
+    """The summary of a folded step under a plan for the whole one.
+
+    ``saves`` are the plan's :func:`treatments`, ``known`` what has been compiled before; the compiler's warnings are
+    added to ``told``. The program is only priced; it is verified when it is compiled to run.
 
     Every k-th block of the whole step is not every k-th of the folded one: there, blocks are named one by one.
     """
     if any(entry.every > 1 for entry in plan.recompute):
         named = [Recompute(name, save) for name, save in saves.items() if save != "all"]
         plan = replace(plan, recompute=present(folded.program.micro, named))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is told of a candidate is told again when it is compiled to be run
-        return summarize(compile_step(folded.program, plan, verify=False, known=known), folded.repeats)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled = compile_step(folded.program, plan, verify=False, known=known)
+    if told is not None:
+        told |= {w.message.diagnostic: None for w in caught if isinstance(w.message, DiagnosticWarning)}
+    return summarize(compiled, folded.repeats)

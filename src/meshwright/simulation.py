@@ -17,9 +17,11 @@ from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, error, suggestion
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.plan import Plan
+from meshwright.compiler.passes.verify_shapes import lay_out
+from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.timeline import FUSIONS
+from meshwright.planning import AUTO, cluster_of
 from meshwright.prediction_of import check_ranks, predict_rank_program, predict_step
 
 
@@ -43,27 +45,31 @@ def simulate(
     cluster: str | Path | Cluster = LOCAL,
     *,
     overrides: Mapping[str, float] | None = None,
+    batch: int | None = None,
+    precision: Precision | None = None,
     fusion: str = "none",
     spans: bool = False,
 ) -> Simulated:
     """Predict a step of an artefact folder, or of a ``.mw`` file or factory under a plan.
 
-    ``plan`` and ``overrides`` are those of :func:`meshwright.build.compile`; an artefact has its own. ``cluster`` is a
-    preset (``h100x64``), a file or a Cluster; ``local`` takes as many ranks as the plan has. Raises MeshwrightError:
-    E0470 if plan and cluster have different numbers of ranks, E0471 for an unknown ``fusion``, E0472 for an
-    artefact with a plan or overrides, and what reading, capturing and cutting raise.
+    ``plan``, ``overrides``, ``batch`` and ``precision`` are those of :func:`meshwright.build.compile`; an artefact has
+    its own. ``cluster`` is a preset (``h100x64``), a file or a Cluster; ``local`` takes as many ranks as the plan has,
+    and without one as many as it has cores. Raises MeshwrightError: E0470 if plan and cluster have different numbers
+    of ranks, E0471 for an unknown ``fusion``, E0472 for an artefact with a plan, overrides or their likes, and what
+    reading, capturing and cutting raise.
     """
     if fusion not in FUSIONS:
         raise error("E0471", f"unknown fusion '{fusion}'", action=suggestion(fusion, FUSIONS))
     execution = Execution(fusion)
     where = cluster if isinstance(cluster, Cluster) or _is_local(cluster) else read_cluster(cluster)
     if Path(source).is_dir():
-        if plan is not None or overrides:
-            given = "a plan" if plan is not None else "other sizes"
+        others = {"a plan": plan, "other sizes": overrides, "another batch": batch, "another precision": precision}
+        for given in (name for name, value in others.items() if value):
             message = f"'{source}' is compiled already, so {given} cannot be given"
             raise error("E0472", message, action="give the source (a .mw file or package.module:factory) instead")
         artefact = read_artefact(source)
         rank_program = artefact.rank_program
+        lay_out(rank_program)
         where = _for(rank_program.plan, where)
         prediction = predict_rank_program(rank_program, where, execution=execution, spans=spans)
         return Simulated(
@@ -75,9 +81,20 @@ def simulate(
             prediction,
             tuple(artefact.warnings),
         )
-    needed = plan is None or _is_open(plan)  # else a plan for another number of ranks is told as what it is
-    ranks = where.ranks if needed and isinstance(where, Cluster) else None
-    decided = decide(source, plan, ranks=ranks, overrides=overrides, meta=True)
+    if plan == AUTO:
+        where = cluster_of(where)
+    needed = plan is None or plan == AUTO or _is_open(plan)  # else other ranks are told by the plan's own number
+    ranks = cluster_of(where).ranks if needed else None
+    decided = decide(
+        source,
+        plan,
+        ranks=ranks,
+        overrides=overrides,
+        cluster=where if plan == AUTO else None,
+        batch=batch,
+        precision=precision,
+        meta=True,
+    )
     where = _for(decided.plan, where)
     with decided.located():
         prediction = predict_step(decided.program, decided.plan, where, execution=execution, spans=spans)

@@ -41,7 +41,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from meshwright.compiler.diagnostics import Diagnostic, error, suggestion
+from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning, error, suggestion
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding, parse_sharding
@@ -193,4 +193,4 @@ def _restored(original: fx.GraphModule, traced: Retraced, local: LocalGraph) -> 
 
 
 def _warn(text: str) -> None:
-    warnings.warn(Diagnostic("W0301", text).render(), stacklevel=2)
+    warnings.warn(DiagnosticWarning(Diagnostic("W0301", text)), stacklevel=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.compiler.plan import Precision, Recompute
 from meshwright.compiler.plan_file import read_plan
 from meshwright.planning import plan
 from tests.cli.conftest import SMALL, invoke
@@ -69,6 +70,31 @@ def test_pins_and_why_not(small: Path) -> None:
     assert told["candidates"] and told["considered"] >= len(told["candidates"])
 
 
+def test_why_not_what_cannot_be(small: Path) -> None:
+    """A pin that contradicts the program is an answer too, and one that cannot be read is told before the search."""
+    result = invoke("plan", small, "--cluster", "h100x2", "--why-not", "tp=64", "--json")
+    (other,) = json.loads(result.output)["why_not"]
+    assert other["plan"] is None and other["sentences"][0].startswith("Not tp=64: ")
+    assert invoke("plan", small, "--cluster", "h100x2", "--why-not", "tpp=2").output.startswith("error[E0430]")
+
+
+def test_a_share_of_the_memory_is_kept_free(small: Path) -> None:
+    by_share, by_size = (plan(str(small), "h100x2", reserve=free) for free in ("10%", "7.911GiB"))
+    assert by_share.search.limits.reserve == pytest.approx(by_size.search.limits.reserve, rel=1e-3)
+    assert by_share.search.capacity == pytest.approx(0.9 * by_share.cluster.device.memory)
+
+
+def test_a_precision_in_place_of_the_sources(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    assert invoke("plan", small, "--cluster", "h100x2", "--precision", "bf16", "-o", path).exit_code == 0
+    assert read_plan(path).precision == Precision("bf16", "fp32", "fp32")
+    assert invoke("compile", small, "--plan", path, "-o", tmp_path / "out").exit_code == 0
+    as_planned = json.loads(invoke("simulate", small, "--plan", path, "--cluster", "h100x2", "--json").output)
+    said = ("--precision", "bf16", "--json")
+    said_again = json.loads(invoke("simulate", small, "--plan", path, "--cluster", "h100x2", *said).output)
+    assert as_planned["prediction"] == said_again["prediction"]
+
+
 def test_another_global_batch(small: Path) -> None:
     by_samples = plan(str(small), "h100x2", batch=32)
     by_tokens = plan(str(small), "h100x2", tokens=256)
@@ -96,6 +122,47 @@ def test_the_parallel_section_pins(tmp_path: Path) -> None:
     assert found.plan.microbatches == 2 and found.plan.storage.parameters == ("data",)
     told = meshwright("plan", path, "--cluster", "h100x4", "--pin", "micro=1")
     assert "error[E0432]" in told.stderr
+
+
+MLP = """\
+def mlp(x[b t d]) -> [b t d]
+    param U[d f], V[f d] ~ normal(0.02)
+    gelu(norm(x over d) * U) * V
+
+"""
+ONCE, LAYERS = "    x = x + gelu(norm(x over d) * W1) * W2\n", "    repeat layers = 4\n        x = x + mlp(x)\n"
+DEEP = SMALL.replace(ONCE, LAYERS).replace("model small", MLP + "model small")
+"""The same with four layers in place of one."""
+
+
+@pytest.mark.parametrize(("named", "pattern"), [("mlp", "layers.*.mlp"), ("layers", "layers.*")])
+def test_what_the_parallel_section_recomputes(named: str, pattern: str, tmp_path: Path) -> None:
+    path = tmp_path / "pinned.mw"
+    path.write_text(DEEP + f"\nparallel\n    recompute {named}\n", encoding="utf-8")
+    found = plan(str(path), "h100x2")
+    assert found.plan.recompute == (Recompute(pattern, "nothing"),)
+    assert f"Pinned: recompute {named}." in found.reasons
+    assert found.prediction.compute["recomputed"] > 0, "it is priced with it"
+    told = invoke("plan", path, "--cluster", "h100x2", "--pin", "selective")
+    assert f"error[E0432]: the pins 'recompute {named}' and 'selective' contradict each other" in told.output
+    built = invoke("compile", path, "--plan", "auto", "--cluster", "h100x2", "-o", tmp_path / "out")
+    assert built.exit_code == 0, built.output
+    assert read_plan(tmp_path / "out" / "plan.toml").recompute == (Recompute(pattern, "nothing"),)
+    assert "# recompute" in (tmp_path / "out" / "rank" / "micro.ir").read_text()
+
+
+def test_what_the_parallel_section_cuts(tmp_path: Path) -> None:
+    """Not what the planner would: here the width of the residual stream, and nothing else."""
+    path = tmp_path / "pinned.mw"
+    path.write_text(DEEP + "\nparallel\n    mesh data = 2, t2 = 2\n    shard weights on data\n    shard d on t2\n")
+    found = plan(str(path), "h100x4")
+    assert dict(found.plan.mesh.axes) == {"data": 2, "tensor": 2}
+    cut = {p.pattern: str(p.compute) for p in found.plan.parameters}
+    assert cut["layers.*.mlp.U"] == "[16@tensor, 32]" and cut["E"] == "[32, 16@tensor]"
+    assert "Pinned: fsdp=2; tp=2; shard d on t2." in found.reasons
+    built = invoke("compile", path, "--plan", "auto", "--cluster", "h100x4", "-o", tmp_path / "out")
+    assert built.exit_code == 0, built.output
+    assert invoke("simulate", path, "--cluster", "h100x4").exit_code == 0
 
 
 def test_the_parallel_section_is_told_with_its_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from meshwright.compiler.diagnostics import MeshwrightError
 from tests.cli.conftest import invoke
+from tests.models import EXAMPLES
 
 
 def test_an_artefact_on_a_cluster_that_is_not_there(built: Path) -> None:
@@ -20,10 +21,24 @@ def test_an_artefact_on_a_cluster_that_is_not_there(built: Path) -> None:
     lines = result.output.splitlines()
     assert lines[0].endswith("small.mw on h100x2")
     assert lines[1] == "fsdp=2: 2 ranks (data=2), 1 microbatch of 8 samples, 1,536 parameters"
-    pattern = r"step [\d.]+ \w+, [\d,]+ tokens/s, \d+\.\d% of the peak; it fits: [\d.]+ GB of [\d.]+ GB"
+    pattern = r"step [\d.]+ \w+, [\d,]+ tokens/s, \d+\.\d% of the peak; it fits: [\d.]+ GiB of [\d.]+ GiB"
     assert re.fullmatch(pattern, lines[2])
     for title in ("Time of a step", "Communication", "Memory of a rank; the peak is in "):
         assert any(line.startswith(title) for line in lines), result.output
+
+
+@pytest.mark.parametrize("text", ["fsdp=2", "fsdp=2,tp=2,sp,prefetch"])
+def test_an_artefact_is_predicted_as_its_source_is(text: str, tmp_path: Path) -> None:
+    source, ranks = EXAMPLES / "gpt.mw", 2 if text == "fsdp=2" else 4
+    built = invoke("compile", source, "--plan", text, "--set", "layers=2", "-o", tmp_path / "out")
+    assert built.exit_code == 0, built.output
+    given = ("--cluster", f"h100x{ranks}", "--json")
+    from_source = invoke("simulate", source, "--plan", text, "--set", "layers=2", *given)
+    from_artefact = invoke("simulate", tmp_path / "out", *given)
+    assert from_artefact.exit_code == 0, from_artefact.output
+    found, wanted = (json.loads(r.output)["prediction"] for r in (from_artefact, from_source))
+    assert found["memory"]["by_kind"] == wanted["memory"]["by_kind"]
+    assert found["seconds"] == pytest.approx(wanted["seconds"], rel=1e-3)
 
 
 def test_the_parts_of_the_json_add_up(small: Path) -> None:
@@ -54,6 +69,26 @@ def test_fused_kernels_take_less_time(small: Path) -> None:
         times.append(json.loads(result.output)["prediction"]["seconds"])
     assert times == sorted(times, reverse=True)
     assert times[0] > times[2]
+
+
+def test_the_planners_choice_is_for_the_cluster_that_is_named(small: Path) -> None:
+    result = invoke("simulate", small, "--plan", "auto", "--cluster", "h100x4", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["plan"]["ranks"] == 4 and found["cluster"]["name"] == "h100x4"
+
+
+def test_without_a_plan_and_a_cluster_this_machine_is_filled(small: Path) -> None:
+    result = invoke("simulate", small, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["cluster"]["name"] == "local" and found["plan"]["ranks"] == found["cluster"]["ranks"]
+
+
+def test_another_global_batch(small: Path) -> None:
+    given = ("simulate", small, "--plan", "fsdp=2", "--cluster", "h100x2", "--json")
+    rates = [json.loads(invoke(*given, *more).output)["prediction"] for more in ((), ("--batch", 64))]
+    assert [p["tokens_per_second"] * p["seconds"] for p in rates] == pytest.approx([64, 512])
 
 
 def test_without_a_plan_the_cluster_is_filled(small: Path) -> None:

@@ -98,7 +98,7 @@ PINNED = [
     Bad("", "E0441", ("0 ranks", "64 devices"), 0),
     Bad("", "E0441", ("-8 ranks",), -8),
     Bad("", "E0438", ("200 GiB", "79.11 GiB"), reserve=200 << 30),
-    Bad("", "E0438", ("-1 bytes",), reserve=-1),
+    Bad("", "E0438", ("-1 B",), reserve=-1),
     Bad("tp=8,tp=4", "E0432", ("'tp=8'", "'tp=4'")),
     Bad("fsdp,zero1", "E0432", ("'fsdp'", "'zero1'")),
     Bad("sp,tp=1", "E0437", ("'sp'", "'tp=1'")),

@@ -15,9 +15,10 @@ from tests.parallel.ranks import run_ranks, values
 def calibrated(path: str) -> int:
     """One rank, with budgets for a test."""
     from meshwright import calibration
-    from meshwright.runtime import measure_kernels, measure_links
+    from meshwright.runtime import measure_kernels, measure_links, measure_passes
 
     measure_kernels.BUDGET = measure_links.BUDGET = 0.002
+    measure_passes.PASSES = 2
     return calibration.calibrate_worker(Path(path))
 
 
@@ -36,3 +37,11 @@ def test_ranks_measure_their_machine_together(ranks: int, on_a_node: int, tiers:
     assert 0 < small < large < 60
     assert "# collectives" not in file.read_text().splitlines()[0]
     assert "all-to-all" in file.read_text()
+
+
+def test_what_messages_cost_beside_kernels() -> None:
+    from meshwright.runtime.measure_links import Beside
+
+    hidden, shared = Beside(2.0, 6.0, 6.0), Beside(2.0, 6.0, 8.0)
+    assert (hidden.hidden, shared.hidden) == (1.0, 0.0)
+    assert (hidden.longer, shared.longer) == (0.5, 2.0)

@@ -15,7 +15,7 @@ def calibrate_command(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The cluster file. Default: print it.")] = None,
 ) -> None:
-    """Measure this machine's kernels and links, and write them as a cluster file. Takes less than a minute. Under
+    """Measure this machine's kernels and links, and write them as a cluster file. Takes about a minute. Under
     torchrun or another launcher, measures all its nodes."""
     from meshwright.calibration import calibrate_worker, check_output
     from meshwright.runtime.launch import cores, launch

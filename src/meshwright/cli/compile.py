@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.settings import overrides
+from meshwright.cli.settings import overrides, read_precision
 
 
 def compile_command(
@@ -26,20 +26,26 @@ def compile_command(
         Path | None, typer.Option("--output", "-o", help="The folder to write. Default: gpt-build for gpt.mw.")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="The samples of the global batch, instead of the source's.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Compile a training step for a mesh and write the artefact folder."""
-    chosen = overrides(set_ or [])
+    chosen, compute = overrides(set_ or []), read_precision(precision)
     if cluster is not None and plan != "auto":
         raise typer.BadParameter("--cluster chooses nothing without --plan auto")
     from meshwright.build import compile
     from meshwright.cli.faults import print_diagnostics
     from meshwright.cli.tables import plan_line
 
-    built = compile(source, plan, ranks=ranks, overrides=chosen, output=output, cluster=cluster, batch=batch)
+    built = compile(
+        source, plan, ranks=ranks, overrides=chosen, output=output, cluster=cluster, batch=batch, precision=compute
+    )
     if built.warnings:
         print_diagnostics(*built.warnings)
     typer.echo(f"{plan_line(built.rank_program)}\nwritten to {built.folder}")

@@ -90,7 +90,9 @@ def _errors(artefact: Artefact, needs: Memory) -> list[Any]:
         error = f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
         rows.append((name, unit(predicted), unit(measured), error))
     predicted_for = artefact.rank_program.plan.predicted
-    title = "Predicted and measured" + (f" (the time on {predicted_for.cluster})" if predicted_for else "")
+    title = "Predicted and measured"
+    if predicted_for is not None:
+        title += f" (the time for the cluster '{predicted_for.cluster}')"
     return [table(title, ("", "predicted", "measured", "error"), rows, numbers=(1, 2, 3))]
 
 

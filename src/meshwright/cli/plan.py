@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.settings import overrides
+from meshwright.cli.settings import overrides, read_precision
 from meshwright.cli.tables import show, size, table
 
 if TYPE_CHECKING:
@@ -32,19 +31,27 @@ def plan_command(
     ] = None,
     batch: Annotated[int | None, typer.Option(help="The samples of the global batch, instead of the source's.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The global batch in tokens.")] = None,
-    reserve: Annotated[str, typer.Option(help="Memory of each device that stays free: 4GiB, say.")] = "0",
+    reserve: Annotated[str, typer.Option(help="Memory of each device that stays free: 4GiB or 5%, say.")] = "0",
     budget: Annotated[int, typer.Option(min=1, help="How many candidates are compiled and simulated at most.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Choose a plan for a cluster, predict its step, and say why. No device of the cluster is needed."""
-    chosen, free = overrides(set_ or []), _bytes(reserve)
+    chosen, compute = overrides(set_ or []), read_precision(precision)
     from meshwright.cli.faults import print_diagnostics
     from meshwright.compiler.plan_file import plan_to_toml
+    from meshwright.compiler.search.pin_text import parse_pins
     from meshwright.planning import plan
+
+    for text in why_not or []:
+        parse_pins([text])  # what cannot be read is told before anything is searched
 
     found = plan(
         source,
@@ -53,9 +60,10 @@ def plan_command(
         pins=pin or (),
         batch=batch,
         tokens=tokens,
-        reserve=free,
+        reserve=reserve,
         budget=budget,
         overrides=chosen,
+        precision=compute,
     )
     if found.warnings:
         print_diagnostics(*found.warnings)
@@ -77,18 +85,6 @@ def plan_command(
         typer.echo(f"written to {output}")
 
 
-def _bytes(text: str) -> int:
-    """Reads ``4GiB``, ``500 MB`` or a number of bytes. Raises E0438."""
-    from meshwright.compiler.cluster.units import parse_quantity
-    from meshwright.compiler.diagnostics import error
-
-    try:
-        value = float(text) if re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) else parse_quantity(text, "bytes")
-    except ValueError as fault:
-        raise error("E0438", f"the memory reserve: {fault}", action="write 4GiB, or a number of bytes") from None
-    return int(value)
-
-
 def _write(path: Path, text: str) -> None:
     from meshwright.compiler.diagnostics import error
 
@@ -104,7 +100,14 @@ def _predicted(found: Planned) -> Any:
     from meshwright.compiler.search.telling import percent, seconds
 
     prediction = found.prediction
-    rows = [(cause, seconds(value), percent(value / prediction.seconds)) for cause, value in causes(prediction).items()]
+    kinds = sorted(prediction.compute.items(), key=lambda item: -item[1])
+    parts = [(f"  {kind}", value) for kind, value in kinds if kind != "recomputed" and value]
+    lines = [
+        line
+        for cause, value in causes(prediction).items()
+        for line in ((cause, value), *(parts if cause == "compute" else ()))
+    ]
+    rows = [(cause, seconds(value), percent(value / prediction.seconds)) for cause, value in lines]
     rows.append(("step", seconds(prediction.seconds), "100 %"))
     rate = f"{prediction.tokens_per_second:,.0f} tokens/s, " if prediction.tokens_per_second else ""
     title = f"Predicted on {found.cluster.name}: {rate}{percent(prediction.mfu)} of the peak"

@@ -1,10 +1,14 @@
-"""Reads ``--set name=value``."""
+"""Reads ``--set name=value`` and ``--precision``."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from meshwright.compiler.diagnostics import error
+
+if TYPE_CHECKING:
+    from meshwright.compiler.plan import Precision
 
 
 def overrides(given: list[str]) -> dict[str, float]:
@@ -30,3 +34,10 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def read_precision(text: str | None) -> Precision | None:
+    """A precision that was given. Raises E0321 for one that is not known."""
+    from meshwright.compiler.precision_text import parse_precision
+
+    return parse_precision(text) if text is not None else None

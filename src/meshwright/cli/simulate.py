@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.settings import overrides
+from meshwright.cli.settings import overrides, read_precision
 from meshwright.cli.tables import described, show, size, table
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ def simulate_command(
     ],
     plan: Annotated[
         str | None,
-        typer.Option(help="A preset such as fsdp=2,tp=2, or a plan file. Default: what the source says, else fsdp."),
+        typer.Option(
+            help="A preset such as fsdp=2,tp=2, a plan file, or auto. Default: what the source says, else fsdp."
+        ),
     ] = None,
     cluster: Annotated[
         str, typer.Option(help="A preset such as h100x64, or a cluster file; it need not exist. local: this machine.")
@@ -35,18 +37,32 @@ def simulate_command(
         Path | None, typer.Option(help="A file for the timeline, to be opened with ui.perfetto.dev.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    batch: Annotated[int | None, typer.Option(help="The samples of the global batch, instead of the source's.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Predict time and memory of a step on a cluster. No device of it is needed."""
-    chosen = overrides(set_ or [])
+    chosen, compute = overrides(set_ or []), read_precision(precision)
     from meshwright.cli.faults import print_diagnostics
     from meshwright.compiler.timeline import write_trace
     from meshwright.simulation import simulate
 
-    found = simulate(source, plan, cluster, overrides=chosen, fusion=fusion, spans=trace is not None)
+    found = simulate(
+        source,
+        plan,
+        cluster,
+        overrides=chosen,
+        batch=batch,
+        precision=compute,
+        fusion=fusion,
+        spans=trace is not None,
+    )
     if found.warnings:
         print_diagnostics(*found.warnings)
     if trace is not None:

@@ -51,11 +51,11 @@ def show(*tables: Table) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit: ``1.50 MB``."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
+    """Bytes with a binary unit, as devices and reasons have them: ``1.50 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
+        count /= 1024
     raise AssertionError("the last unit takes all")
 
 

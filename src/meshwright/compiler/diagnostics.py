@@ -77,6 +77,17 @@ class MeshwrightError(Exception):
         self.diagnostics = diagnostics
 
 
+class DiagnosticWarning(UserWarning):
+    """A warning that is told by ``warnings``: its text is the rendered diagnostic."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic)
+        self.diagnostic = diagnostic
+
+    def __str__(self) -> str:
+        return self.diagnostic.render()
+
+
 class InternalError(Exception):
     """A fault of Meshwright: names the pass; the command line leaves a file that reproduces it."""
 

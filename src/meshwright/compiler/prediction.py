@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,27 @@ class Prediction:
     """Model FLOPs of the step over what all devices could do in its time, at the peak of the compute dtype."""
     tokens_per_second: float
     spans: tuple[Span, ...] = ()
+
+
+def between(memory_of: Prediction, one: Prediction, other: Prediction, share: float) -> Prediction:
+    """The memory of a prediction, with times between two others: ``share`` of the first, the rest of the second."""
+
+    def mixed(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+        return {
+            k: share * first.get(k, 0.0) + (1 - share) * second.get(k, 0.0) for k in dict.fromkeys((*first, *second))
+        }
+
+    seconds = share * one.seconds + (1 - share) * other.seconds
+    return replace(
+        memory_of,
+        seconds=seconds,
+        compute=mixed(one.compute, other.compute),
+        exposed=mixed(one.exposed, other.exposed),
+        communication=mixed(one.communication, other.communication),
+        other=mixed(one.other, other.other),
+        mfu=one.mfu * one.seconds / seconds,
+        tokens_per_second=one.tokens_per_second * one.seconds / seconds,
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,33 @@ def further_copies(graph: GraphSummary, repeats: Mapping[str, int]) -> Iterator[
             around = (copies.around, span.made, span.used)
             kept.setdefault(around, Counter())[buffer.kind] += buffer.bytes
     for block in dict.fromkeys(c.around for c in found.values() if repeats[c.around] > 1):
+        yield from _kept_by_the_next(graph, found[block], repeats[block] - 1)
         yield from _in_the_middle(graph, found[block], kept)
+
+
+def _kept_by_the_next(graph: GraphSummary, copies: _Copies, further: int) -> Iterator[Change]:
+    """What a copy keeps for backward only because it has another copy behind it, which the last one has not: its
+    result, where what follows the last one keeps another form of it."""
+    if len(copies.runs) != 2 or copies.before is None or graph.items[copies.runs[0][0]].phase != "forward":
+        return
+    made: dict[str, Counter[tuple[str, str, int]]] = {copies.around: Counter(), copies.before: Counter()}
+    kept: dict[str, Counter[tuple[str, str, int]]] = {copies.around: Counter(), copies.before: Counter()}
+    for buffer in graph.buffers:
+        block = next((b for b in made if within(buffer.block, b)), None)
+        span = copies.span(buffer) if block is not None and buffer.born >= 0 else None
+        work = graph.items[buffer.born].work if block is not None and buffer.born >= 0 else None
+        if block is None or not isinstance(work, Kernel) or graph.items[buffer.born].phase != "forward":
+            continue
+        key = (work.op, buffer.kind, buffer.bytes)
+        made[block][key] += 1
+        kept[block][key] += span is not None and (span.made, span.used) == (0, 1)
+    (start, end), (later, last) = copies.runs
+    for key, count in kept[copies.before].items():
+        missing = min(count, made[copies.around][key]) - kept[copies.around][key]
+        if missing > 0:
+            _, kind, size = key
+            yield Change("first", kind, missing * size * further, end + 1, last)
+            yield Change("last", kind, missing * size * further, start, later - 1)
 
 
 def _in_the_middle(

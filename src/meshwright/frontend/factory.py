@@ -29,7 +29,7 @@ FIELDS = {
     "optimizer": "a torch.optim optimizer over the model's parameters",
     "loss": "a function of (output, batch), or None if the model returns its loss",
     "clip": "the largest global gradient norm",
-    "precision": "a Precision, or its text, such as \"bf16\"",
+    "precision": 'a Precision, or its text, such as "bf16"',
     "batch_dims": "which dim of each batch tensor is the batch",
     "scheduler": "a torch.optim.lr_scheduler over the optimizer",
     "data": "a DataSettings, or a dict of its fields",

@@ -129,7 +129,7 @@ class ProcessCommunicator:
                 work = all_gather_single(result, given, group=group.handle, async_op=beside)
             else:
                 work = reduce_scatter_single(result, given, group=group.handle, async_op=beside)
-        return _UnderWay(call, work, given, result, group.to_own_order if kind == "all_gather" else _unchanged)
+        return UnderWay(call, work, given, result, group.to_own_order if kind == "all_gather" else _unchanged)
 
     def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         group = self._announce("all_to_all", x, axes)
@@ -164,7 +164,7 @@ def named(call: str) -> Iterator[None]:
 
 
 @dataclass
-class _UnderWay:
+class UnderWay:
     """A collective that torch has been given, with the memory that it reads and writes."""
 
     call: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,14 @@ from meshwright.compiler.cluster.fitting import Timed
 from meshwright.compiler.graph.dtypes import short_name
 from meshwright.compiler.summary import Kernel
 
-BUDGET = 0.08
-"""Seconds for one kernel of one size."""
-WINDOWS = 3
+BUDGET = 0.02
+"""Seconds for one kernel of one size in a pass."""
+KEPT = 64 << 20
+"""Bytes of results that a host keeps while it goes on, as a program keeps what it has computed: memory that the system
+has just handed out takes longer to write than memory that is in the caches."""
+READ, MOST_COPIES = 16 << 20, 128
+"""Bytes of operands that a host takes in turn, and how many at most: what a program multiplies it has computed a while
+ago, and other ranks have used the caches since."""
 
 
 @dataclass(frozen=True)
@@ -26,32 +32,33 @@ class Machine:
     """What was measured of a device besides single kernels."""
 
     memory: int
-    bandwidth: float
-    """Bytes per second of the largest element-wise kernel."""
-    host_link: float
+    copy: float
+    """Seconds of a byte between device and host memory."""
     launch: float
     reserve: int
 
 
-def seconds_of(run: Callable[[], object], device: torch.device, budget: float = BUDGET) -> float:
-    """The mean seconds of a call in the median of three windows; the ranks begin each together.
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """The mean seconds of a call; the ranks begin together.
 
-    The mean and not the least: where ranks share cores, the time in which another one computes belongs to it. The
-    median, because other processes come and go.
+    The mean and not the least: where ranks share cores, the time in which another one computes belongs to it.
     """
     run()
     synchronize(device)
-    return statistics.median(_window(run, device, budget / WINDOWS) for _ in range(WINDOWS))
-
-
-def _window(run: Callable[[], object], device: torch.device, budget: float) -> float:
+    kept: deque[Tensor] = deque()
+    held = 0
     dist.barrier()
     calls, begun = 0, time.perf_counter()
-    while not calls or time.perf_counter() - begun < budget:
+    while not calls or time.perf_counter() - begun < BUDGET:
         # without waiting for each call, so that a GPU's launches overlap as they do in a program
         for _ in range(1 if device.type == "cpu" else 10):
-            run()
+            result = run()
             calls += 1
+            if device.type == "cpu" and isinstance(result, Tensor):
+                kept.append(result)
+                held += result.nbytes
+                while held > KEPT and len(kept) > 1:
+                    held -= kept.popleft().nbytes
         synchronize(device)
     return (time.perf_counter() - begun) / calls
 
@@ -83,16 +90,18 @@ def _matmul(dtype: torch.dtype, shape: tuple[int, int, int], device: torch.devic
     m, n, k = shape
     a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
     size = a.element_size()
+    copies = min(MOST_COPIES, max(1, READ // (a.nbytes + b.nbytes))) if device.type == "cpu" else 1
+    given = cycle([(a.clone(), b.clone()) for _ in range(copies)])
     read, written = size * (m * k + k * n), size * m * n
     kernel = Kernel("mm", "matmul", 2.0 * m * n * k, read, written, name or short_name(dtype), (1, m, n, k))
-    return Timed(kernel, seconds_of(lambda: a @ b, device))
+    return Timed(kernel, seconds_of(lambda: torch.mm(*next(given)), device))
 
 
 def measure_attention(device: torch.device) -> list[Timed]:
     """Causal attention forward and backward."""
     cpu = device.type == "cpu"
     dtype = torch.float32 if cpu else torch.bfloat16
-    shapes = [(2, 4, 128, 32), (1, 4, 512, 64)] if cpu else [(4, 32, 2048, 128), (1, 32, 8192, 128)]
+    shapes = [(16, 8, 64, 32), (2, 4, 128, 32), (1, 4, 512, 64)] if cpu else [(4, 32, 2048, 128), (1, 32, 8192, 128)]
     return [timed for shape in shapes for timed in _attention(shape, dtype, device)]
 
 
@@ -136,7 +145,7 @@ def _elementwise(device: torch.device, elements: int) -> Iterator[tuple[Kernel, 
     yield Kernel("lerp", "elementwise", elements, 2 * size, size), lambda: x.lerp_(y, 0.1)
 
 
-def measure_machine(device: torch.device, ranks_here: int, elementwise: list[Timed]) -> Machine:
+def measure_machine(device: torch.device, ranks_here: int) -> Machine:
     """Memory, launch overhead and host copies."""
     size = 32 << 20 if device.type == "cpu" else 256 << 20
     near = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -151,8 +160,7 @@ def measure_machine(device: torch.device, ranks_here: int, elementwise: list[Tim
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
         reserve = 0
-    rates = [(t.kernel.read + t.kernel.written) / t.seconds for t in elementwise]
-    return Machine(memory, max(rates), size / copy, launch, max(0, reserve))
+    return Machine(memory, copy / size, launch, max(0, reserve))
 
 
 def _burst(x: Tensor) -> None:

@@ -23,6 +23,22 @@ def most_taken(run: Callable[[], object], device: torch.device) -> int:
     return allocated(run)[1]
 
 
+def still_taken(run: Callable[[], object], device: torch.device) -> int:
+    """The bytes that are still allocated after a call, while what it returns is held."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        taken = torch.cuda.memory_allocated(device) - before
+        del result
+        return taken
+    results: list[object] = []
+    taken = allocated(lambda: results.append(run()))[0]
+    results.clear()
+    return taken
+
+
 def allocated(run: Callable[[], object]) -> tuple[int, int]:
     """Of the CPU: the bytes that a call leaves allocated, and the most that were at once; both beyond those before it,
     as torch's profiler sees them. It does not see what other threads than the caller's free."""

@@ -248,12 +248,16 @@ def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
     cluster = preset_cluster("h100x4")
     assert cluster is not None
     for candidate in (
-        Candidate((("data", 4),), 3, microbatches=1, save="nothing", every=every),
+        Candidate((("data", 4),), 3, microbatches=1, save="nothing", every=every, prefetch=1),
         Candidate((("replica", 2), ("tensor", 2)), 0, microbatches=2, save="matmuls", every=every),
     ):
         one, other = (Pricer(f, Precision(), cluster, Execution()).price(candidate) for f in (quick, whole))
         assert one.seconds == pytest.approx(other.seconds, rel=0.01)
-        assert one.memory.peak == pytest.approx(other.memory.peak, rel=0.01)
+        assert sum(one.compute.values()) == pytest.approx(sum(other.compute.values()), rel=0.01)
+        # where blocks come in another order than in the whole step, weights gathered ahead are there a moment longer
+        assert one.memory.peak == pytest.approx(
+            other.memory.peak, rel=0.01 if every < 3 or not candidate.prefetch else 0.05
+        )
     assert program_facts(quick, Precision()) == program_facts(whole, Precision())
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from meshwright.compiler.cluster.cluster import Cluster, Collective, Tier
+from meshwright.compiler.cluster.cluster import MOST_GROWTH, Cluster, Collective, Tier
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.cluster.collectives import message_cost, message_staging
 from meshwright.compiler.cluster.device import Device
@@ -61,11 +61,22 @@ def test_an_overhead_grows_with_the_members_of_the_tier() -> None:
 
 
 def test_both_are_written_and_read_back() -> None:
-    tier = Tier("node", 8, 1e9, 1e-5, collectives=(Collective("all-gather", 0.5, 1e-3, 1.0, 1.25),))
+    tier = Tier("node", 8, 1e9, 1e-5, collectives=(Collective("all-gather", 0.5, 1e-3, 1.0, 1.25, 0.75),))
     text = cluster_to_toml(on(tier))
-    assert "staging = 1, growth = 1.25" in text
+    assert "staging = 1, passing = 0.75, growth = 1.25" in text
     (read,) = read_cluster(text).tiers
     assert read.collectives == tier.collectives
-    assert message_staging(on(read), mesh(8), ("group",), "all-gather", 1000) == 1000
-    assert message_staging(on(read), mesh(8), ("group",), "all-reduce", 1000) == 0
+    assert message_staging(on(read), mesh(8), ("group",), "all-gather", 1000) == (250, 750)
+    assert message_staging(on(read), mesh(8), ("group",), "all-reduce", 1000) == (0, 0)
     assert math.isclose(read.overhead_of("all-gather", 5), 1e-3 * 4**1.25)
+
+
+def test_what_noise_lets_grow_too_fast_can_still_be_read() -> None:
+    """Small messages of the large group that were held up, and of pairs whose line goes through the origin."""
+    found = []
+    for kind in KINDS:
+        found += [Sent(kind, 2, size, size * 1e-9 + 1e-6) for size in (1 << 12, 1 << 17, 1 << 21)]
+        found += [Sent(kind, 4, size, 0.5 + size * 1e-9) for size in (1 << 12, 1 << 17, 1 << 21)]
+    tier = fit_tier(Tier("node", 4, 1.0, 0.0), found)
+    assert read_cluster(cluster_to_toml(on(tier))).tiers == (tier,)
+    assert max(c.growth for c in tier.collectives) == MOST_GROWTH

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.compiler.diagnostics import MeshwrightError, Origin
+from meshwright.compiler.plan import Precision
 from meshwright.compiler.train_settings import DataSettings, InitialValue, settings_from_json, settings_to_json
 from meshwright.frontend import factory
 from meshwright.frontend.source import Source, load_source
@@ -56,6 +57,13 @@ def source_of(returned: Any, monkeypatch: pytest.MonkeyPatch, **keywords: Any) -
     module.make = lambda **given: returned  # type: ignore[attr-defined]  # a module made for the test
     monkeypatch.setitem(__import__("sys").modules, "made_here", module)
     return load_source("made_here:make", keywords)
+
+
+@pytest.mark.parametrize("given", ["bf16", "bf16 compute, fp32 weights", Precision("bf16")])
+def test_a_factory_may_return_its_precision(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, optimizer = parts()
+    returned = {"model": model, "batch": batch, "optimizer": optimizer, "precision": given}
+    assert source_of(returned, monkeypatch).precision == Precision("bf16", "fp32", "fp32")
 
 
 def test_a_file(tmp_path: Path) -> None:

@@ -135,3 +135,17 @@ def test_tensor_parallelism_alone_leaves_the_stream_whole() -> None:
 def test_full_recomputation_keeps_the_stream() -> None:
     assert layer_keeps("eager", "ddp=1", NOTHING) == 2 * STREAM
     assert layer_keeps("sdpa", "tp=4,sp", NOTHING) == 2 * STREAM / 4
+
+
+def test_recomputing_the_attention_alone_leaves_its_input() -> None:
+    """Of the published layer, the attention's 11 s b h and all of its scores become the 2 s b h that it is given."""
+    published = STREAM * (34 - 11 + 2)
+    ours = layer_keeps("eager", "ddp=1", (Recompute("transformer.h.*.attn"),))
+    assert ours == published - STREAM + NORMS, "one mask is left, that of the feed-forward part"
+    assert ours == pytest.approx(published, rel=0.05)
+
+
+def test_selective_recomputation_keeps_the_products() -> None:
+    """Of 2 s b h: the input 1, queries, keys and values 3, the attention's result 1, those of two products 1 + 4."""
+    kept = layer_keeps("sdpa", "ddp=1", (Recompute("**", "matmuls"),))
+    assert kept == 10 * 2 * STREAM + LOGSUMEXP

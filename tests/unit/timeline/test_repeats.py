@@ -58,6 +58,47 @@ def deep(layers: int, *, ahead: int, seconds: float = PREFETCHED) -> GraphSummar
     return GraphSummary(tuple(items), ())
 
 
+def in_two_steps(layers: int, seconds: float) -> GraphSummary:
+    """Backward of so many layers, whose gradients are reduced over one axis while the next layer is computed, and then
+    over another one while the layer after that is."""
+    items: list[Item] = []
+    begun: dict[tuple[str, int], int] = {}
+
+    def add(work: Work, layer: int | None) -> int:
+        items.append(item(work, (), "" if layer is None else f"layers.{layer}", "backward"))
+        return len(items) - 1
+
+    def pay(layer: int) -> None:
+        """Go on with the gradients of the layers before."""
+        if ("near", layer + 1) in begun:
+            add(Wait(begun["near", layer + 1]), layer + 1)
+            begun["far", layer + 1] = add(gather(seconds, asynchronous=True), layer + 1)
+        if ("far", layer + 2) in begun:
+            add(Wait(begun["far", layer + 2]), layer + 2)
+
+    for layer in range(layers):
+        items.append(item(kernel(3e-3), (), f"layers.{layer}", "forward"))
+    add(kernel(1e-3), None)
+    for layer in reversed(range(layers)):
+        add(kernel(6e-3, "up"), layer)
+        pay(layer)
+        begun["near", layer] = add(gather(1e-4, ("tensor",), asynchronous=True), layer)
+        add(kernel(2e-3, "down"), layer)
+    add(kernel(1e-3), None)
+    pay(-1)
+    pay(-2)
+    return GraphSummary(tuple(items), ())
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 7e-3])
+def test_what_is_waited_for_two_layers_later_is_hidden(seconds: float) -> None:
+    folded = simulate(step(in_two_steps(2, seconds), repeats={"layers.1": 31}), on())
+    whole = simulate(step(in_two_steps(32, seconds)), on())
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.01)
+    # of the last layers alone, nothing is left to compute meanwhile
+    assert sum(whole.exposed.values()) < 3 * seconds
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seconds", [1e-3, 5e-3, 9e-3])
 @pytest.mark.parametrize("launch", [1e-6, 2e-3])

@@ -36,6 +36,16 @@ def test_a_message_takes_its_share_until_it_is_there(asynchronous: bool) -> None
     assert peak(graph(*works), cluster(all_gather=1.0))[0] == SIZE
 
 
+def test_what_passes_is_given_back_when_the_bytes_have_moved() -> None:
+    two = [Message("all-gather", ("data",), SIZE, asynchronous=True) for _ in range(2)]
+    together = graph(*two, Wait(0), Wait(1))
+    fast, slow = CLUSTER.tiers
+    for passing, copies in ((1.0, 1), (0.0, 2)):
+        given = (Collective("all-gather", 1.0, 0.0, 1.0, passing=passing),)
+        on = replace(CLUSTER, tiers=(fast, replace(slow, collectives=given)))
+        assert peak(together, on)[0] == (1 + copies) * SIZE
+
+
 def test_two_under_way_take_both() -> None:
     two = [Message("all-gather", ("data",), SIZE, asynchronous=True) for _ in range(2)]
     together = graph(*two, Wait(0), Wait(1))

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from meshwright.compiler.cluster.device import Device
 
+MOST_GROWTH = 4.0
+"""The largest power with which an overhead is taken to grow."""
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -20,6 +23,9 @@ class Collective:
     """Bytes that the library takes while a message is under way, per byte of its payload."""
     growth: float = 0.0
     """The power of the members but one with which the overhead grows, given for two members."""
+    passing: float = 0.0
+    """The part of the staging that is given back when the bytes have moved; the rest is held until the message has been
+    waited for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,9 @@ class Tier:
 
     def staging_of(self, kind: str) -> float:
         return next((c.staging for c in self.collectives if c.kind == kind), 0.0)
+
+    def passing_of(self, kind: str) -> float:
+        return next((c.passing for c in self.collectives if c.kind == kind), 0.0)
 
 
 @dataclass(frozen=True)

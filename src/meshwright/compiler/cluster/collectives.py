@@ -52,9 +52,15 @@ def message_cost(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...], kind: Mess
     return MessageCost(total, crossed[slow].tier.name)
 
 
-def message_staging(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...], kind: MessageKind, payload: int) -> int:
-    """The bytes that the library takes for a message of its own while it is under way."""
-    return int(payload * max((c.tier.staging_of(kind) for c in crossings(cluster, mesh, axes)), default=0.0))
+def message_staging(
+    cluster: Cluster, mesh: Mesh, axes: tuple[str, ...], kind: MessageKind, payload: int
+) -> tuple[int, int]:
+    """The bytes that the library takes of its own for a message: until it has been waited for, and only while its
+    bytes move."""
+    tiers = [c.tier for c in crossings(cluster, mesh, axes)]
+    whole = max((t.staging_of(kind) for t in tiers), default=0.0)
+    held = max((t.staging_of(kind) - t.passing_of(kind) for t in tiers), default=0.0)
+    return int(payload * held), int(payload * whole) - int(payload * held)
 
 
 def slowdown(tier: Tier, payload: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from meshwright.compiler.cluster.cluster import Collective, Tier
+from meshwright.compiler.cluster.cluster import MOST_GROWTH, Collective, Tier
 from meshwright.compiler.cluster.device import Device, Efficiency
 from meshwright.compiler.cluster.reading import Reading, Table
 from meshwright.compiler.cluster.units import Quantity
@@ -130,7 +130,7 @@ def _collectives(table: Table, base: Tier) -> tuple[Collective, ...]:
         if not isinstance(entry, dict):
             section.wrong(kind, "a table", '{ efficiency = 0.8, overhead = "20 us" }')
             continue
-        keys = ("efficiency", "overhead", "staging", "growth")
+        keys = ("efficiency", "overhead", "staging", "passing", "growth")
         one = table.reading.table(entry, (*section.path, kind), f"'{kind}' of {table.what}", keys)
         found.append(
             Collective(
@@ -138,7 +138,8 @@ def _collectives(table: Table, base: Tier) -> tuple[Collective, ...]:
                 _share(one, "efficiency", base.efficiency),
                 one.quantity("overhead", "seconds", base.overhead, zero=True),
                 one.number("staging", base.staging_of(kind)),
-                one.number("growth", 0.0, most=4.0),
+                one.number("growth", 0.0, most=MOST_GROWTH),
+                one.number("passing", base.passing_of(kind)),
             )
         )
     return tuple(found)

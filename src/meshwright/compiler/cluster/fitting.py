@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.compiler.cluster.cluster import Collective, Tier
+from meshwright.compiler.cluster.cluster import MOST_GROWTH, Collective, Tier
 from meshwright.compiler.cluster.device import Device
 from meshwright.compiler.cluster.kernels import kernel_seconds
 from meshwright.compiler.summary import Kernel, MessageKind
@@ -37,6 +37,8 @@ class Sent:
     seconds: float
     taken: int = 0
     """Bytes that the library took meanwhile."""
+    passing: int = 0
+    """Those of them that it gave back before the message was waited for."""
 
     @property
     def moved(self) -> float:
@@ -113,13 +115,15 @@ def fit_tier(tier: Tier, sent: Sequence[Sent]) -> Tier:
         few = [s for s in sent if s.kind == kind and s.members < members]
         if few and fixed:
             less = max(s.members for s in few)
-            start = max(_line(few)[0] - latency * _hops(kind, less), 0.01 * fixed)
-            growth = max(0.0, math.log(fixed / start) / math.log((members - 1) / (less - 1)))
+            small = min((s for s in few if s.members == less), key=lambda s: s.payload)
+            start = max(_line(few)[0] - latency * _hops(kind, less), (1 - _HOPS_SHARE) * small.seconds)
+            growth = round(max(0.0, math.log(fixed / start) / math.log((members - 1) / (less - 1))), 2)
+            growth = min(growth, MOST_GROWTH)
             fixed /= (members - 1) ** growth
         large = max((s for s in sent if s.kind == kind), key=lambda s: s.payload)
-        staging = round(large.taken / large.payload, 2)
+        staging, passing = (round(size / large.payload, 2) for size in (large.taken, large.passing))
         share = float(f"{rate / bandwidth:.4g}")
-        collectives.append(Collective(kind, share, _digits(fixed), staging, round(growth, 2)))
+        collectives.append(Collective(kind, share, _digits(fixed), staging, growth, passing))
     return replace(
         tier,
         bandwidth=_digits(bandwidth),

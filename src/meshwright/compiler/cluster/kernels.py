@@ -31,11 +31,15 @@ def with_attention(device: Device, generation: str) -> Device:
 
 
 def peak(device: Device, dtype: str) -> float:
-    """Dense FLOP/s in a dtype: half precision in the other half precision's, else in the slowest there is."""
+    """Dense FLOP/s in a dtype."""
+    return device.flops[rated(device, dtype)]
+
+
+def rated(device: Device, dtype: str) -> str:
+    """The dtype whose rate counts: where a device has none for ``dtype``, that of f32, else the slowest there is."""
     if dtype in device.flops:
-        return device.flops[dtype]
-    other = {"bf16": "f16", "f16": "bf16"}.get(dtype, "f32")
-    return device.flops.get(other) or min(device.flops.values())
+        return dtype
+    return "f32" if "f32" in device.flops else min(device.flops, key=lambda name: device.flops[name])
 
 
 TILE = 128

@@ -57,6 +57,7 @@ def _tier(tier: Tier) -> list[str]:
         lines += [
             f"{c.kind} = {{ efficiency = {_number(c.efficiency)}, overhead = {_number(c.overhead)}"
             + (f", staging = {_number(c.staging)}" if c.staging else "")
+            + (f", passing = {_number(c.passing)}" if c.passing else "")
             + (f", growth = {_number(c.growth)} }}" if c.growth else " }")
             for c in tier.collectives
         ]

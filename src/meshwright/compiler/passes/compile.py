@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
 from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import Layout, LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh, Sharding
@@ -168,4 +168,4 @@ def _with_gradient(layout: Layout, gradient: Sharding | None) -> Layout:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(Diagnostic("W0301", text).render(), stacklevel=2)
+    warnings.warn(DiagnosticWarning(Diagnostic("W0301", text)), stacklevel=2)

@@ -123,7 +123,7 @@ class _Propagation:
         # casts and views of stored weights are done on the stored shards, and gathered after
         keep = bool(operands) and all(p.weight for p in operands) and not rule.reduce
         held = tuple(Held(p.sharding, p.priority, _bytes(s)) for p, s in zip(operands, sources, strict=True))
-        decision = self.questions.decision(call, held, self.wanted.get(node, ()), keep)
+        decision = self.questions.decision(call, held, self.wanted.get(node, ()), keep, widens(node, call))
         moved = [self.moves.move(p, t, node).node for p, t in zip(operands, decision.operands, strict=True)]
         copy = emit(self.new, unchanged(call), moved, _no_offset)
         copy.meta = {**node.meta, DECISION: Chosen(call, rule, decision)}

@@ -50,11 +50,13 @@ class Questions:
         held: tuple[Held, ...],
         wanted: tuple[Sharding | None, ...] = (),
         keep_storage: bool = False,
+        widening: bool = False,
     ) -> Decision:
-        """How a call is cut whose operands lie so; see :func:`decide`."""
+        """How a call is cut whose operands lie so; see :func:`decide`. ``widening``: it casts to a wider dtype, so
+        that what is owed is paid before it."""
         rule = self.rule(call)
         lies = tuple([(h.sharding, tuple(sorted(h.priority.items())), h.bytes) for h in held])
-        key = (id(rule), call.key, lies, wanted, keep_storage, self._mesh, self._sequence, self._whole)
+        key = (id(rule), call.key, lies, wanted, keep_storage, widening, self._mesh, self._sequence, self._whole)
         known = _DECISIONS.get(key)
         if known is None:
             made = decide(
@@ -63,7 +65,7 @@ class Questions:
                 self._mesh,
                 wanted=wanted,
                 sequence=self._sequence,
-                regroups=is_sum(call) or (len(call.operands) == 1 and not call.pointwise),
+                regroups=is_sum(call) or (len(call.operands) == 1 and not call.pointwise and not widening),
                 keep_storage=keep_storage,
                 whole=self._whole and call.name.startswith("meshwright.einsum"),
             )

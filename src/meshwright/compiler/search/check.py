@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.units import amount
-from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error
 from meshwright.compiler.search.candidates import divides, divisors, microbatch_counts
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
@@ -34,11 +35,13 @@ def _memory(cluster: Cluster, limits: Limits) -> Diagnostic | None:
     device = cluster.device
     usable = device.memory - device.efficiency.reserve
     if limits.reserve < 0:
-        return Diagnostic("E0438", f"the memory reserve is {limits.reserve} bytes", action="give 0 or more, say 4GiB")
+        return Diagnostic(
+            "E0438", f"the memory reserve is -{amount(-limits.reserve)}", action="give 0 or more, say 4GiB"
+        )
     if limits.reserve >= usable:
         message = (
-            f"a reserve of {amount(limits.reserve)} leaves nothing of a {device.name}: it has {amount(device.memory)}, "
-            f"of which the driver takes {amount(device.efficiency.reserve)}"
+            f"a reserve of {amount(limits.reserve)} leaves nothing of one {device.name}: "
+            f"it has {amount(device.memory)}, of which the driver takes {amount(device.efficiency.reserve)}"
         )
         return Diagnostic("E0438", message, action=f"reserve less than {amount(usable)}")
     return None
@@ -46,7 +49,7 @@ def _memory(cluster: Cluster, limits: Limits) -> Diagnostic | None:
 
 def _tensor(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
     degree, place = pins.tensor, pins.place("tensor")
-    if (degree or 1) == 1 and not pins.tensor_wanted:
+    if ((degree or 1) == 1 and not pins.tensor_wanted) or pins.placed is not None:
         return None
     word = (
         pins.word("tensor")
@@ -109,11 +112,11 @@ def _ranks(ranks: int, pins: Pins) -> Diagnostic | None:
             "E0433",
             f"{ranks} ranks cannot be divided by {together}" + (f" = {product}" if len(words) > 1 else ""),
             place,
-            _fix(ranks, pinned, words),
+            _fix(ranks, pinned, words, place),
         )
     if len(pinned) == 3 and product != ranks:
         message = f"the pinned sizes {together} make {product} ranks, not {ranks}"
-        return Diagnostic("E0433", message, place, _fix(ranks, pinned, words))
+        return Diagnostic("E0433", message, place, _fix(ranks, pinned, words, place))
     sharded = pins.storage or 0
     if sharded and ranks // (pins.tensor or 1) // (pins.replica or 1) == 1:
         word = pins.word("storage")
@@ -124,8 +127,10 @@ def _ranks(ranks: int, pins: Pins) -> Diagnostic | None:
     return None
 
 
-def _fix(ranks: int, pinned: dict[str, int], words: dict[str, str]) -> str:
+def _fix(ranks: int, pinned: dict[str, int], words: dict[str, str], place: Span | None) -> str:
     """Change the last pinned size to what the others leave room for."""
+    if place is not None:
+        return f"let the sizes of the mesh multiply to {ranks}, or plan for {math.prod(pinned.values())} ranks"
     name = next(reversed(words)) if words else next(iter(pinned))
     others = 1
     for other, size in pinned.items():

@@ -26,7 +26,7 @@ def reasons(found: Search) -> list[str]:
     chain = [_one_device(found)]
     if found.ranks > 1:
         chain += [_plain(found), *_partly(found), *_full(found), *_batch(found), *_copies(found), *_tensor(found)]
-    chain += [*_memory_savers(found, best), _choice(found, best), *_runner_up(found, best)]
+    chain += [*_memory_savers(found, best), _pinned(found), _choice(found, best), *_runner_up(found, best)]
     return [sentence for sentence in (*chain, *sensitivity(found, best)) if sentence]
 
 
@@ -50,7 +50,7 @@ def _one_device(found: Search) -> str:
     least = least_seconds(Candidate(()), facts, device)
     return (
         f"One device: {count(facts.parameters)} parameters need {memory(facts.model_state)} before any activation "
-        f"({kinds}), {enough} the {_capacity(found)} of a {device.name}; a step of {facts.batch} samples "
+        f"({kinds}), {enough} the {_capacity(found)} of one {device.name}; a step of {facts.batch} samples "
         f"takes {seconds(least)} at its peak rate at least."
     )
 
@@ -221,6 +221,11 @@ def _memory_savers(found: Search, best: Priced) -> Iterable[str]:
         elif priced is not None:
             more = priced.seconds / best.seconds - 1
             yield f"Without {name} it would take {percent(more)} longer." if more > 0 else ""
+
+
+def _pinned(found: Search) -> str:
+    words = dict.fromkeys(word for _, word in found.limits.pins.words)
+    return f"Pinned: {'; '.join(words)}." if words else ""
 
 
 def _choice(found: Search, best: Priced) -> str:

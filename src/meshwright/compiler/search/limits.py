@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
+from meshwright.compiler.cluster.units import parse_quantity
+from meshwright.compiler.diagnostics import error
 from meshwright.compiler.search.pins import Pins
 
 
@@ -18,3 +21,21 @@ class Limits:
     """How many candidates are compiled and simulated at most."""
     within: float = 0.03
     """Of plans whose times differ by less than this share, the simplest is chosen."""
+
+
+def reserve_bytes(text: str | int, memory: int) -> int:
+    """Reads ``4GiB``, ``500 MB``, a number of bytes, or ``5%`` of a device's memory. Raises MeshwrightError E0438."""
+    if isinstance(text, int):
+        return text
+    share = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*%\s*", text)
+    if share is not None:
+        if not 0 <= float(share[1]) < 100:
+            message = f"a reserve of {text.strip()} of each device's memory"
+            raise error("E0438", message, action="give 0% or more, and less than 100%")
+        return int(memory * float(share[1]) / 100)
+    try:
+        value = float(text) if re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) else parse_quantity(text, "bytes")
+    except ValueError as fault:
+        action = "write 4GiB, a number of bytes, or 5%"
+        raise error("E0438", f"the memory reserve: {fault}", action=action) from None
+    return int(value)

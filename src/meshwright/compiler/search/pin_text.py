@@ -69,7 +69,7 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
     denied = re.fullmatch(r"no[ -](\w+)", item)
     word, equals, value = (denied[1], "", "") if denied else (p.strip() for p in item.partition("="))
     if word not in WORDS:
-        raise error("E0430", f"'{word}' is not a word of a pin", place, suggestion(word, WORDS))
+        raise error("E0430", f"'{word}' is not a word of a pin", place, _instead(word))
     if denied:
         if word not in _DENIED:
             raise error("E0430", f"'no {word}' says nothing", place, f"one can deny {', '.join(_DENIED)}")
@@ -100,6 +100,13 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
             return {"replica": _number(word, item, value, place)} if equals else {"copies": True}
     found: dict[str, object] = {"storage": _LEVELS[word]}
     return {**found, "data": _number(word, item, value, place)} if equals else found
+
+
+def _instead(word: str) -> str:
+    """A parameter is no word; where it can be said how it lies."""
+    if "." not in word:
+        return suggestion(word, WORDS)
+    return "say how a parameter lies in a plan file, or in the 'parallel' section of a .mw file"
 
 
 def _number(word: str, item: str, value: str, place: Span | None) -> int:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshwright.compiler.diagnostics import Span, error
-from meshwright.compiler.plan import Save
+from meshwright.compiler.plan import ParameterPlan, Recompute, Save
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What tensor parallelism cuts, where a source says it instead of the planner."""
+
+    axes: tuple[tuple[str, int], ...]
+    """In place of the candidate's tensor axis; their sizes multiply to its size."""
+    parameters: tuple[ParameterPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,10 @@ class Pins:
     prefetch: int | None = None
     offload: bool | None = None
     whole: tuple[str, ...] | None = None
+    placed: Placed | None = None
+    """Counts in candidates with as many tensor ranks."""
+    recompute: tuple[Recompute, ...] | None = None
+    """Named parts that are computed again, in candidates that recompute nothing else."""
     words: tuple[tuple[str, str], ...] = ()
     places: tuple[tuple[str, Span | None], ...] = field(default=(), compare=False)
 
@@ -41,6 +55,14 @@ class Pins:
     def text(self) -> str:
         return ",".join(dict.fromkeys(word for _, word in self.words))
 
+    def said(self, names: Iterable[str], word: str, place: Span | None) -> Pins:
+        """The same pins; ``word`` at ``place`` fixed these fields."""
+        names = tuple(names)
+        words, places = dict(self.words), dict(self.places)
+        words.update(dict.fromkeys(names, word))
+        places.update(dict.fromkeys(names, place))
+        return replace(self, words=tuple(words.items()), places=tuple(places.items()))
+
     def allows_save(self, save: Save) -> bool:
         """Whether blocks may keep so much."""
         return self.save is None or self.save == save
@@ -48,7 +70,7 @@ class Pins:
     def joined(self, further: Pins) -> Pins:
         """These pins and further ones. Raises MeshwrightError E0432 where they contradict each other."""
         fields = ("replica", "data", "tensor", "storage", "sequence", "microbatches", "save", "every", "prefetch",
-                  "offload", "whole")  # fmt: skip
+                  "offload", "whole", "placed", "recompute")  # fmt: skip
         for name in fields:
             mine, other = getattr(self, name), getattr(further, name)
             if mine is not None and other is not None and mine != other:

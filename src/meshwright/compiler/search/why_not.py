@@ -21,28 +21,35 @@ class WhyNot:
 
     pins: Pins
     plan: Priced | None
-    """None if no plan under the pin fits; then ``failure`` says why."""
+    """None if no plan keeps to the pin, or none that does fits; then ``failure`` says why."""
     differences: Differences | None
     failure: MeshwrightError | None
     sentences: tuple[str, ...]
 
 
 def why_not(found: Search, pins: Pins) -> WhyNot:
-    """Re-plan under the pin, in the limits of the search. Raises MeshwrightError for a pin that cannot hold."""
+    """Re-plan under the pin, in the limits of the search."""
     best = found.best
     assert best is not None, "only a plan that was found can be compared"
     limits = Limits(found.limits.reserve, pins, max(8, found.limits.budget // 2), found.limits.within)
-    other = search(found.facts, found.cluster, found.ranks, limits, found.prices)
+    try:
+        other = search(found.facts, found.cluster, found.ranks, limits, found.prices)
+    except MeshwrightError as contradiction:
+        return _failed(pins, contradiction)
     if other.best is None:
-        failure = infeasible(other)
-        told = failure.diagnostics[0]
-        return WhyNot(pins, None, None, failure, (f"Not {pins.text}: {told.message}.", *told.notes, told.action))
+        return _failed(pins, infeasible(other))
     if other.best.candidate == best.candidate:
         return WhyNot(pins, other.best, None, None, (f"{pins.text} is what was chosen: {best.candidate}.",))
     found_differences = differences(best.prediction, other.best.prediction)
     return WhyNot(
         pins, other.best, found_differences, None, tuple(_sentences(best, other.best, pins, found_differences))
     )
+
+
+def _failed(pins: Pins, failure: MeshwrightError) -> WhyNot:
+    told = failure.diagnostics[0]
+    more = [f"{line[0].upper()}{line[1:]}." for line in (*told.notes, told.action) if line]
+    return WhyNot(pins, None, None, failure, (f"Not {pins.text}: {told.message}.", *more))
 
 
 def _sentences(best: Priced, other: Priced, pins: Pins, by: Differences) -> Iterator[str]:

@@ -17,6 +17,8 @@ FUSIONS = ("none", "kernels", "compiled")
 _FUSIBLE = ("elementwise", "reduction", "copy")
 _MOVES = ("pack", "unpack", "pad")
 """Copies into and out of the buffers of messages are not fused with anything."""
+_APART = ("aten._log_softmax.default", "aten._log_softmax_backward_data.default")
+"""With ``kernels``, torch's own: kernels that are written by hand for a loss are ops of their own."""
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
 
 
@@ -30,12 +32,34 @@ def fused(graph: GraphSummary, fusion: str) -> dict[int, Kernel]:
     readers = _readers(graph.items, sources)
     leaving = {whole[p] for p in graph.results}
     found = dict(kernels)
-    for stretch in _between_waits(graph.items):
-        for group in _groups(graph.items, stretch, sources, readers, fusion):
-            if len(group) > 1:
-                for position in group:
-                    del found[position]
-                found[group[0]] = _kernel(graph.items, group, sources, readers, leaving)
+    for group in joined(graph, fusion):
+        for position in group:
+            del found[position]
+        found[group[0]] = _kernel(graph.items, group, sources, readers, leaving)
+    return found
+
+
+def joined(graph: GraphSummary, fusion: str) -> list[list[int]]:
+    """The positions of ops that are one kernel together, two or more of them."""
+    if fusion == "none":
+        return []
+    sources, _ = _sources(graph.items)
+    readers = _readers(graph.items, sources)
+    return [
+        group
+        for stretch in _between_waits(graph.items)
+        for group in _groups(graph.items, stretch, sources, readers, fusion)
+        if len(group) > 1
+    ]
+
+
+def read_by(graph: GraphSummary) -> dict[int, set[int]]:
+    """By item: the items that read its result, also by way of views of it; the number of items if it leaves the
+    graph."""
+    sources, whole = _sources(graph.items)
+    found = _readers(graph.items, sources)
+    for position in graph.results:
+        found.setdefault(whole[position], set()).add(len(graph.items))
     return found
 
 
@@ -101,7 +125,7 @@ def _groups(
     fusion: str,
 ) -> list[list[int]]:
     if items[stretch[0]].phase == "update":
-        return [[p for p in stretch if _fusible(items[p])]]
+        return [[p for p in stretch if _fusible(items[p], fusion)]]
     inside = set(stretch)
     group: dict[int, _Group] = {}
     behind: dict[int, int] = {}
@@ -113,7 +137,7 @@ def _groups(
         for read in reads:
             comes_after |= behind[read]
         own: _Group | None = None
-        if _fusible(items[position]):
+        if _fusible(items[position], fusion):
             sharing = [reading[s] for s in _large(items[position], sources[position]) if s in reading]
             for other in (*reads, *sharing):
                 own = _joined(own, group.get(other), comes_after)
@@ -155,9 +179,11 @@ def _large(item: Item, sources: Sequence[int]) -> list[int]:
     return [s for s, size in zip(sources, item.read_bytes, strict=True) if s >= 0 and 2 * size >= written > 0]
 
 
-def _fusible(item: Item) -> bool:
+def _fusible(item: Item, fusion: str) -> bool:
     work = item.work
-    return isinstance(work, Kernel) and work.kind in _FUSIBLE and work.op not in _MOVES
+    if not isinstance(work, Kernel) or (fusion == "kernels" and work.op in _APART):
+        return False
+    return work.kind in _FUSIBLE and work.op not in _MOVES
 
 
 def _ends(items: Sequence[Item], position: int, readers: Mapping[int, set[int]]) -> bool:

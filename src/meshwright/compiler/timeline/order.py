@@ -86,7 +86,7 @@ def _zone(items: Sequence[Item], each: Pass) -> _Zone:
         own, ahead_or_late, shifted = list(each.others), set(), {}
     start, end = _extended(items, min(own), max(own) + 1, shifted)
     outside = {end if forward else start: [o for p, o in sorted(shifted.items()) if not start <= p < end]}
-    inserted = _inserted(each, ahead_or_late, own)
+    inserted = _inserted(items, each, ahead_or_late, own)
     mine = set(own)
     strangers = [p for p in range(start, end) if p not in mine and p not in shifted and p not in ahead_or_late]
     earlier = _belonging_before(items, strangers, start)
@@ -156,17 +156,28 @@ def _occupies(item: Item) -> bool:
     return not isinstance(item.work, Kernel) or works(item)
 
 
-def _inserted(each: Pass, away: set[int], own: Sequence[int]) -> dict[int, list[int]]:
+def _inserted(items: Sequence[Item], each: Pass, away: set[int], own: Sequence[int]) -> dict[int, list[int]]:
     """Before which position of the zone the items come that stand among those of the first copy: before what is like
-    the first copy's item that follows them there."""
+    the first copy's item that follows them there.
+
+    A wait that stands behind the whole first copy comes a block later than its message: before the message of the next
+    round is begun, so that it is for that of the round before.
+    """
     if not away:
         return {}
     mine = set(own)
     places = sorted((first, other) for other, first in each.like.items() if other in mine)
     found: dict[int, list[int]] = {}
+    place_of: dict[int, int] = {}
     for position in sorted(away):
-        place = next((other for first, other in places if first > position), max(own) + 1)
-        found.setdefault(place, []).append(position)
+        work = items[position].work
+        place = next((other for first, other in places if first > position), None)
+        if place is None and isinstance(work, Wait) and work.message in place_of:
+            waiting = found[place_of[work.message]]
+            waiting.insert(waiting.index(work.message), position)
+            continue
+        place_of[position] = max(own) + 1 if place is None else place
+        found.setdefault(place_of[position], []).append(position)
     return found
 
 

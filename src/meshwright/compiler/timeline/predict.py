@@ -17,6 +17,7 @@ from meshwright.compiler.summary import GraphSummary, Kernel, RankSummary
 from meshwright.compiler.timeline.accumulate import accumulation
 from meshwright.compiler.timeline.clock import CONTENTION, LAUNCH, TRANSFER, Clock
 from meshwright.compiler.timeline.fusion import fused
+from meshwright.compiler.timeline.materialised import materialised
 from meshwright.compiler.timeline.order import stretches
 from meshwright.compiler.timeline.record import Recorder
 from meshwright.compiler.timeline.staging import with_staging
@@ -54,7 +55,7 @@ def simulate(
     clock.finish()  # the loss is looked at before anything is updated
     player.prepared("update", summary.update)()
     clock.finish()
-    return _prediction(summary, cluster, clock, recorder)
+    return _prediction(materialised(summary, execution.fusion), cluster, clock, recorder)
 
 
 @dataclass(frozen=True)

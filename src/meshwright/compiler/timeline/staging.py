@@ -32,12 +32,14 @@ def _staged(graph: GraphSummary, cluster: Cluster, mesh: Mesh) -> GraphSummary:
 
 
 def _buffers(graph: GraphSummary, cluster: Cluster, mesh: Mesh) -> Iterator[Buffer]:
-    """Taken when the message begins, given back when it has been waited for."""
+    """Taken when the message begins, given back when it has been waited for, or already when its bytes have moved: a
+    message that is begun ahead of time has moved long before somebody waits for it."""
     waited = {item.work.message: at for at, item in enumerate(graph.items) if isinstance(item.work, Wait)}
     for at, item in enumerate(graph.items):
         work = item.work
         if isinstance(work, Message):
-            size = message_staging(cluster, mesh, work.axes, work.kind, work.payload)
-            if size:
-                last = waited.get(at, len(graph.items)) if work.asynchronous else at
-                yield Buffer(size, "communication buffers", at, last, item.phase, item.block, item.name)
+            held, passing = message_staging(cluster, mesh, work.axes, work.kind, work.payload)
+            until = waited.get(at, len(graph.items)) if work.asynchronous else at
+            for size, last in ((held, until), (passing, at)):
+                if size:
+                    yield Buffer(size, "communication buffers", at, last, item.phase, item.block, item.name)
