@@ -276,11 +276,10 @@ class _Step:
         place = program.schedule.placement[0]
         for copy, name in program.copies.items():
             moves.setdefault((place[home[name]], place[home[copy]]), set()).add(copy)
-        own = {c: written.get(Value("parameter", n)) for c, n in program.copies.items()}
+        own = {c: written.pop(Value("parameter", c), None) for c in program.copies}
         made = {c: t for c, t in own.items() if t is not None}
         self._move({pair: names for pair, names in moves.items() if pair[0] != pair[1]}, "copies", made)
         for copy in program.copies:
-            written.pop(Value("parameter", copy), None)
             if copy in made and place[home[copy]] == executor._pipe:
                 written[Value("parameter", copy)] = made[copy]
 

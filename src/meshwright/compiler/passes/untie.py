@@ -45,7 +45,7 @@ def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     for parameter in program.parameters:
         parameters.append(parameter)
         for stage in shared.get(parameter.name, ())[1:]:
-            parameters.append(replace(parameter, name=copy_name(parameter.name, stage), aliases=()))
+            parameters.append(replace(parameter, name=copy_name(parameter.name, stage), aliases=(parameter.name,)))
     return replace(program, micro=micro, update=update, parameters=tuple(parameters))
 
 
