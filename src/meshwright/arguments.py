@@ -14,6 +14,7 @@ from torch import nn
 from meshwright.compiler.diagnostics import MeshwrightError, error, suggestion
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_reader import DTYPES
+from meshwright.compiler.precision_text import parse_precision
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -76,7 +77,7 @@ def checked_precision(precision: object) -> Precision | None:
     if precision is None:
         return None
     if isinstance(precision, str):
-        precision = Precision(compute=precision)
+        precision = parse_precision(precision)
     if not isinstance(precision, Precision):
         raise _wrong("precision", precision, 'give the dtype to compute in, such as "bf16", or a Precision')
     for name in (precision.compute, precision.weights, precision.reduce):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
+from meshwright.arguments import checked_precision
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
@@ -64,7 +65,7 @@ def compile(
     output: str | Path | None = None,
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
 ) -> Built:
     """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``
     (default: ``gpt-build`` for ``gpt.mw`` or ``package.gpt:factory``).
@@ -96,7 +97,7 @@ def decide(
     overrides: Mapping[str, float] | None = None,
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
     meta: bool = False,
 ) -> Decided:
     """Load and capture a source and find the plan for it, which may be for another number of ranks.
@@ -110,7 +111,7 @@ def decide(
     own = loaded.precision
     file = read_plan_file(plan) if _is_file(plan) else None
     if precision is not None:
-        loaded.precision = precision
+        loaded.precision = checked_precision(precision) or own
     elif file is not None and "precision" in file.toml.values:
         loaded.precision = file.plan.precision  # the plan decides what is computed in
     program = loaded.capture()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshwright.arguments import checked_precision
 from meshwright.compiler.analysis.blocks import Folded, Unknown, fold
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
@@ -76,7 +77,7 @@ def plan(
     reserve: int | str = 0,
     budget: int = 24,
     overrides: Mapping[str, float] | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
     execution: Execution | None = None,
 ) -> Planned:
     """Choose a plan for a ``.mw`` file or a factory (``package.module:factory``) on a cluster.
@@ -84,8 +85,8 @@ def plan(
     ``cluster`` is a preset (``h100x64``), the path of a cluster file, or a Cluster; ``ranks`` says how many of its
     devices are used (default: all). ``pins`` fix a part of the plan (``tp=8``, ``fsdp``, ``micro=4``, ``no offload``).
     ``batch`` or ``tokens`` replace the global batch of the source; ``reserve`` of every device stays free (bytes, or
-    ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by name, ``precision`` that of the source. At most
-    ``budget`` candidates are compiled and simulated.
+    ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by name, ``precision`` (``"bf16"``, say) that of the
+    source. At most ``budget`` candidates are compiled and simulated.
     Raises MeshwrightError for what cannot be read or captured, for limits that contradict (E043x), and if nothing
     fits (E0440).
     """
@@ -95,7 +96,7 @@ def plan(
     free = reserve_bytes(reserve, where.device.memory)
     began = time.perf_counter()
     loaded = _sized(source_without_weights(source, overrides), batch, tokens)
-    loaded.precision = precision or loaded.precision
+    loaded.precision = checked_precision(precision) or loaded.precision
     limits = Limits(free, section_pins(loaded).joined(given), budget)
     folded = loaded.capture_folded()
     captured = time.perf_counter() - began

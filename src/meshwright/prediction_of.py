@@ -18,7 +18,7 @@ from meshwright.compiler.passes.treated import treatments
 from meshwright.compiler.plan import Plan, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.timeline import simulate
-from meshwright.pricing import summary_of, turns
+from meshwright.pricing import DEEPEST, summary_of, turns
 
 
 def predict(
@@ -60,11 +60,14 @@ def predict_step(
     execution: Execution | None = None,
     spans: bool = False,
 ) -> Prediction:
-    """Predict one whole step under a plan; of repeated blocks that the plan treats alike, two are compiled.
+    """Predict one whole step under a plan; of repeated blocks that the plan treats alike, two are compiled,
+    unless weights are gathered further ahead than that shows.
 
     Raises MeshwrightError as :func:`predict`.
     """
     check_ranks(plan.mesh, cluster)
+    if plan.prefetch > DEEPEST:
+        return predict(program, plan, cluster, execution=execution, spans=spans)
     saves = treatments(program.micro, plan.recompute)
     places = turns(repeated_blocks(labels(program)), plan.recompute)
     alike = {block: (places.get(block), cuts) for block, cuts in _cuts(program, plan).items()}

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
-from meshwright.compiler.analysis.blocks import Folded
+from meshwright.compiler.analysis.blocks import Folded, Unknown
 from meshwright.compiler.analysis.stand_ins import stand_ins
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.cluster import Cluster
@@ -22,6 +22,9 @@ from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.summary import RankSummary
 from meshwright.compiler.timeline import simulate
+
+DEEPEST = 1
+"""A folded step shows how weights are gathered so many blocks ahead."""
 
 
 class Pricer:
@@ -69,6 +72,13 @@ class Pricer:
         counts = [len(names) for names in self._blocks.values()]
         return sum(-(-count // candidate.every) for count in counts) / sum(counts)
 
+    def _whole(self) -> Folded:
+        """The step as it was captured. Raises :class:`Unknown` if that was by its first layers."""
+        folded = self._folded[1]
+        if self._absent:
+            raise Unknown("weights are gathered further ahead than the captured layers show")
+        return replace(folded, program=folded.source or folded.program, repeats={}, groups=())
+
     def _summary(self, candidate: Candidate) -> RankSummary:
         every = candidate.every
         entries = [Recompute(pattern, candidate.save, every) for pattern in self._blocks]
@@ -79,7 +89,7 @@ class Pricer:
             places, saves = roles, {name: save for name, (save, _) in roles.items()}
         if every not in self._folded:
             self._folded[every] = self._folded[1].refold(places)
-        folded = self._folded[every]
+        folded = self._whole() if candidate.prefetch > DEEPEST else self._folded[every]
         if every not in self._realisers:
             self._realisers[every] = Realiser(folded.program, self._precision, self._blocks, pins=self._pins)
         return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known, self.told)

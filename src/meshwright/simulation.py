@@ -46,7 +46,7 @@ def simulate(
     *,
     overrides: Mapping[str, float] | None = None,
     batch: int | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
     fusion: str = "none",
     spans: bool = False,
 ) -> Simulated:

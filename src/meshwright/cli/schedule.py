@@ -65,15 +65,10 @@ def _compare(
     """All schedules on as many ranks: what has several stages on each cuts the model into shorter ones."""
     rows = []
     for name, module in catalogue.modules().items():
-        each = module.VIRTUAL if virtual is None else virtual
-        shorter = Costs(costs.forward / each, costs.input / each, costs.weight / each, costs.send)
-        held = None if memory is None else memory * each
-        request = catalogue.request_for(name, ranks * each, microbatches, each, shorter, held)
-        if catalogue.why_not(name, request):
-            continue
-        made = catalogue.make(name, request)
-        row = _row(made, simulate(made, shorter))
-        rows.append({**row, "schedule": name, "held": row["held"] / each})
+        searched = getattr(module, "SEARCHED", False)
+        ways = [virtual] if virtual is not None else [1, 2] if searched else [module.VIRTUAL]
+        found = [_compared(name, ranks, microbatches, each, costs, memory if searched else None) for each in ways]
+        rows += sorted((row for row in found if row), key=lambda row: (row["step"], row["held"]))[:1]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -81,6 +76,20 @@ def _compare(
     title = f"Schedules on {ranks} ranks, {microbatches} microbatches"
     columns = ("schedule", "stages", "step", "bubble, %", "most held, of a rank's layers")
     show(table(title, columns, cells, numbers=(1, 2, 3, 4)))
+
+
+def _compared(
+    name: str, ranks: int, microbatches: int, each: int, costs: Costs, memory: float | None
+) -> dict[str, Any] | None:
+    """A schedule with so many stages on each rank; None if it cannot have them."""
+    shorter = Costs(costs.forward / each, costs.input / each, costs.weight / each, costs.send)
+    held = None if memory is None else memory * each
+    request = catalogue.request_for(name, ranks * each, microbatches, each, shorter, held)
+    if catalogue.why_not(name, request):
+        return None
+    made = catalogue.make(name, request)
+    row = _row(made, simulate(made, shorter))
+    return {**row, "schedule": name, "held": row["held"] / each}
 
 
 def _row(schedule: Schedule, run: Run) -> dict[str, Any]:

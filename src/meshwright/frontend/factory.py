@@ -7,6 +7,7 @@ arguments come from ``--set``.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import traceback
@@ -50,7 +51,7 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
         returned = function(**keywords)
     except MeshwrightError:
         raise
-    except Exception as fault:  # whatever the user's function raises is told, not thrown
+    except (Exception, SystemExit) as fault:  # whatever the user's function raises is told, not thrown
         given = ", ".join(f"{key}={value}" for key, value in keywords.items())
         notes = (f"it was called with {given}, as --set says",) if given else ()
         raise _raised(
@@ -74,7 +75,7 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
         batch=parts["batch"],
         optimizer=parts["optimizer"],
         loss=parts.get("loss"),
-        clip=parts.get("clip"),
+        clip=_clip(parts.get("clip"), place),
         precision=_precision(parts.get("precision"), place),
         batch_dims=parts.get("batch_dims"),
         scheduler=parts.get("scheduler"),
@@ -92,6 +93,17 @@ def _precision(given: Any, place: str) -> Precision:
     return parse_precision(given)
 
 
+def _clip(clip: Any, place: str) -> float | None:
+    try:
+        value = None if clip is None else float(clip)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if value is not None and not 0 < value < math.inf:
+        message = f"{place} returns the clip {clip!r}: the largest gradient norm is a finite number above zero"
+        raise error("E0112", message, action="return a number above zero, or None for no clipping")
+    return value
+
+
 def _find(module: str, name: str) -> Callable[..., Any]:
     """The factory; modules are also looked for in the working folder, as Python itself does."""
     if os.getcwd() not in sys.path:
@@ -103,7 +115,7 @@ def _find(module: str, name: str) -> Callable[..., Any]:
             action = "give it as package.module:factory, seen from the folder where the command runs"
             raise error("E0110", f"there is no module '{module}'", action=action) from None
         raise _raised(f"cannot import '{module}'", fault, "install what it needs, or correct it") from None
-    except Exception as fault:  # whatever the user's module raises is told, not thrown
+    except (Exception, SystemExit) as fault:  # whatever the user's module raises is told, not thrown
         raise _raised(f"cannot import '{module}'", fault, "correct the module") from None
     found = getattr(imported, name, None)
     if not callable(found):

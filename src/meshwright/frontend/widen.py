@@ -35,7 +35,7 @@ def samples_of(source: Source, tokens: int) -> int:
     size, dims = batches.batch_dims(found, source.batch_dims)
     sizes = [t.numel() // size for n, t in found.items() if dims[n] is not None and not t.dtype.is_floating_point]
     each = max(sizes, default=0)
-    if not each:
+    if each < 2:  # one number for each sample is a label
         raise error("E0442", "the batch has no tokens", action="give the number of samples with --batch")
     if tokens < each or tokens % each:
         below, above = max(each, tokens // each * each), -(-max(tokens, 1) // each) * each

@@ -136,6 +136,14 @@ def test_what_a_factory_must_not_return(returned: Any, said: str, monkeypatch: p
     assert said in caught.value.diagnostics[0].message
 
 
+@pytest.mark.parametrize("clip", [float("nan"), -1.0, 0, "much"])
+def test_a_clip_that_is_none(clip: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, optimizer = parts()
+    returned = {"model": model, "batch": batch, "optimizer": optimizer, "clip": clip}
+    with pytest.raises(MeshwrightError, match=r"E0112.*the largest gradient norm is a finite number above zero"):
+        source_of(returned, monkeypatch)
+
+
 def test_the_line_of_the_users_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_module_one.py").write_text(
         "def inner():\n    raise ValueError('no')\n\ndef make():\n    inner()\n"

@@ -19,7 +19,7 @@ PLANS = ["ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tp=2", "tp=2,sp", "fsdp=2,mic
 
 
 @pytest.mark.parametrize("text", PLANS)
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "gpt.mw"])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
 def test_the_peak_of_every_graph(name: str, text: str) -> None:
     rank_program = compile_step(program(name), preset(text, program(name)))
     summary = summarize(rank_program)
@@ -31,7 +31,7 @@ def test_the_peak_of_every_graph(name: str, text: str) -> None:
     assert predicted.by_graph["update"] == pytest.approx(measured.by_graph["update"], rel=0.02)
 
 
-@pytest.mark.parametrize("text", ["fsdp=2", "fsdp=2,tp=2,sp,micro=4", "zero1=2"])
+@pytest.mark.parametrize("text", ["fsdp=2,tp=2,sp,micro=4", "zero1=2"])
 @pytest.mark.parametrize(
     ("what", "changes"),
     [

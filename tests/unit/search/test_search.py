@@ -12,11 +12,12 @@ from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.prediction import Prediction
 from meshwright.compiler.search.bounds import least_bytes, least_seconds
 from meshwright.compiler.search.candidate import Candidate
-from meshwright.compiler.search.candidates import candidates
+from meshwright.compiler.search.candidates import candidates, microbatch_counts
+from meshwright.compiler.search.explain import reasons
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pin_text import parse_pins
-from meshwright.compiler.search.search import Search, choose, rank, search
+from meshwright.compiler.search.search import Search, _offloaded, choose, rank, search
 from tests.unit.search.doubles import Textbook, cluster, priced, transformer
 
 
@@ -160,10 +161,15 @@ def test_the_simplest_of_equals_is_chosen() -> None:
     facts, on = gpt_1b(16), cluster("a100x4")
     prices = Textbook(facts, on)
     plain, full = Candidate((("replica", 4),), prefetch=1), Candidate((("data", 4),), 3, prefetch=1)
-    ranked = rank([full, plain], prices, on.device.memory)
-    chosen = choose(ranked, 0.03)
+    found = Search(facts, on, on.ranks, Limits(within=0.03), prices)
+    found.priced = rank([full, plain], prices, on.device.memory)
+    chosen = choose(found)
     assert chosen is not None and chosen.candidate == plain
-    assert choose(ranked, 0.0) is ranked[0]
+    found.limits = Limits(within=0.0)
+    assert choose(found) is found.fitting()[0]
+    tight = Limits(int(on.device.memory - 1.01 * chosen.memory), within=0.03)
+    found.limits = tight
+    assert found.fits(chosen) and choose(found) is not chosen, "a plan that leaves nothing is not simple"
 
 
 def test_plans_that_do_not_fit_rank_last_by_memory() -> None:
@@ -242,3 +248,30 @@ def test_the_published_sizes_of_the_model_state() -> None:
     plain = Candidate((("replica", 64),))
     sizes = [least_bytes(plain, facts), *(least_bytes(Candidate((("data", 64),), z), facts) for z in (1, 2, 3))]
     assert [round(size / 1e9, 1) for size in sizes] == [120.0, 31.4, 16.6, 1.9]
+
+
+def test_where_the_batch_fills_no_number_of_ranks_evenly_all_microbatches_are_tried() -> None:
+    assert microbatch_counts(32, 7) == [1, 2, 4] and microbatch_counts(32, 8) == [1, 2, 4]
+    facts, on = gpt_1b(32), cluster("a100x4")
+    found = search(replace(facts, batch=33), on, 4, Limits(), Textbook(facts, on))
+    assert found.best is not None and found.best.candidate.microbatches == 1
+    assert any("33 samples do not fill 4 data ranks evenly: 9.1 % of the work is padding" in r for r in reasons(found))
+
+
+def test_a_pin_without_a_number_asks_for_some() -> None:
+    pins = parse_pins(["ddp"])
+    assert not pins.allow(Candidate((("tensor", 8),))) and pins.allow(Candidate((("replica", 8),)))
+
+
+def test_the_optimizer_state_goes_to_the_host_rather_than_everything_be_recomputed() -> None:
+    facts, on = llama_8b(64), cluster("h100x8")
+    free = Textbook(facts, on)
+    found = search(facts, on, on.ranks, Limits(), free)
+    assert found.best is not None
+    candidate = replace(found.best.candidate, save="nothing", every=1, offload=False)
+    found.priced, found._done = [], {}
+    one = found.price(candidate)
+    assert one is not None
+    _offloaded(found, one)
+    tried = [p.candidate for p in found.priced if p.candidate.offload]
+    assert tried and tried[0].save == "matmuls" and tried[0].axes == candidate.axes

@@ -15,6 +15,8 @@ from meshwright.compiler.cluster.reading import Table
 from meshwright.compiler.diagnostics import suggestion
 from meshwright.compiler.mesh import Mesh
 
+MOST = 2048
+"""Nodes of one entry: routes between all pairs are looked for."""
 NODE_KEYS = ("name", "device", "count", "repeat", "inner")
 LINK_KEYS = ("between", "bandwidth", "latency")
 NETWORK_KEYS = ("name", "efficiency", "overhead", "ramp", "floor", "collectives")
@@ -77,7 +79,12 @@ class NetworkReader:
 
     def _names(self, table: Table, name: str) -> list[str]:
         """The name, or with ``repeat`` the name followed by 0, 1, ..."""
-        return [f"{name}{i}" for i in range(table.whole("repeat"))] if table.has("repeat") else [name]
+        if not table.has("repeat"):
+            return [name]
+        count = table.whole("repeat")
+        if count > MOST:
+            table.wrong("repeat", f"a number up to {MOST}; larger clusters are told by [[tier]]", str(MOST))
+        return [f"{name}{i}" for i in range(min(count, MOST))]
 
     def _add(self, table: Table, node: Node) -> None:
         if node.name in self.nodes:

@@ -14,7 +14,7 @@ from meshwright.compiler.diagnostics import error
 EXAMPLES = ("h100x8", "h100x64", "a100x256", "a100-40x16", "h200x8", "b200x32", "gb200x72", "mi300xx8", "tpu-v5px256")
 """Presets that lists show; every device takes any count that fills its nodes."""
 LOCAL = "local"
-_PRESET = re.compile(r"(.+)x(\d+)")
+_PRESET = re.compile(r"(.+)x([0-9]+)")
 
 
 def preset(name: str, ranks: int | None = None) -> Cluster | None:

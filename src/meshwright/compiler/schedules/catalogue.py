@@ -32,13 +32,18 @@ def request_for(
     each = _module(name).VIRTUAL if virtual is None else virtual
     if stages % each:
         more = -(-stages // each) * each
+        exact = getattr(_module(name), "EXACT", False)
         raise error(
             "E0502",
             f"{stages} stages are not {each} on each rank",
-            action=f"give --stages {more}, or --virtual with a divisor of {stages}",
+            action=f"give --stages {more}" + ("" if exact else f", or --virtual with a divisor of {stages}"),
+        )
+    if memory is not None and not getattr(_module(name), "SEARCHED", False):
+        raise error(
+            "E0502", f"the schedule {name} holds what it holds, whatever the memory", action="take 'list' with --memory"
         )
     values = (costs.forward, costs.input, costs.weight, costs.send)
-    if not all(math.isfinite(value) for value in values) or sum(values[:3]) <= 0:
+    if not math.isfinite(sum(values) * stages * microbatches) or sum(values[:3]) <= 0:
         raise error("E0503", "passes that take no time, or never end", action="give times above 0")
     return Request(stages // each, microbatches, each, costs, memory)
 

@@ -42,7 +42,7 @@ def schedule(request: Request) -> Schedule:
     """The best that is found. Raises :class:`Stuck` if nothing keeps to the memory limit."""
     from meshwright.compiler.schedules.catalogue import named
 
-    best: tuple[float, Schedule] | None = None
+    best: tuple[float, float, Schedule] | None = None
     # two directions hold all weights twice, which nobody has asked for
     one_way = (s for s in named(request) if len(s.placement) == 1)
     for candidate in (*_listed(request), *one_way):
@@ -52,11 +52,13 @@ def schedule(request: Request) -> Schedule:
             continue
         fits = request.memory is None or max(run.peak) <= request.memory + 1e-9
         seconds = run.seconds if request.together else run.span
-        if fits and (best is None or seconds < best[0] * (1 - 1e-12)):
-            best = seconds, candidate
+        # of those that are as fast, the one that holds less
+        rounded, held = float(f"{seconds:.9g}"), max(run.peak)
+        if fits and (best is None or (rounded, held) < best[:2]):
+            best = rounded, held, candidate
     if best is None:
         raise Stuck({})
-    return best[1]
+    return best[2]
 
 
 def _listed(request: Request) -> Iterator[Schedule]:

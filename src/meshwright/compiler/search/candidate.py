@@ -96,6 +96,5 @@ class Candidate:
             len(self.whole),
             self.microbatches,
             self.size(TENSOR),
-            -self.every,
             -self.prefetch,
         )

@@ -104,10 +104,10 @@ def _axes(*axes: tuple[str, int]) -> Axes:
 
 
 def microbatch_counts(batch: int, ranks: int) -> list[int]:
-    """Microbatches of which every rank gets whole samples, the same number where the batch allows it."""
+    """Microbatches of which every rank gets a sample, all the same number where the batch allows it."""
     each = [m for m in divisors(batch) if batch // m >= ranks]
     even = [m for m in each if (batch // m) % ranks == 0]
-    return even or each[-1:]
+    return even or each
 
 
 def _counts(ranks: int, facts: ProgramFacts, pins: Pins) -> list[int]:

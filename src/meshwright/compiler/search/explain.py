@@ -12,6 +12,7 @@ from meshwright.compiler.search.bounds import least_bytes, least_memory, least_s
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
 from meshwright.compiler.search.candidates import shapes
 from meshwright.compiler.search.differences import differences
+from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.prices import Priced
 from meshwright.compiler.search.search import Search, family
 from meshwright.compiler.search.sensitivity import sensitivity
@@ -26,7 +27,13 @@ def reasons(found: Search) -> list[str]:
     chain = [_one_device(found)]
     if found.ranks > 1:
         chain += [_plain(found), *_partly(found), *_full(found), *_batch(found), *_copies(found), *_tensor(found)]
-    chain += [*_memory_savers(found, best), _pinned(found), _choice(found, best), *_runner_up(found, best)]
+    chain += [
+        *_memory_savers(found, best),
+        _uneven(best, found.facts),
+        _pinned(found),
+        _choice(found, best),
+        *_runner_up(found, best),
+    ]
     return [sentence for sentence in (*chain, *sensitivity(found, best)) if sentence]
 
 
@@ -140,10 +147,16 @@ def _communication(one: Priced) -> str:
         return "Nothing is sent."
     compute = sum(found.compute.values())
     exposed = sum(found.exposed.values())
-    hides = "hide" if exposed <= 0.02 * found.seconds else "hide in part" if exposed <= 0.7 * busy else "do not hide"
+    little = exposed <= 0.02 * found.seconds
+    if exposed <= 0.2 * busy:
+        hides = "they hide"
+    elif exposed <= 0.7 * busy:
+        hides = "they hide in part"
+    else:
+        hides = "they do not hide, but are short" if little else "they do not hide"
     what = "Its gathers and reductions" if one.candidate.storage == 3 else "Its messages"
     return (
-        f"{what} take {seconds(busy)} on the links beside {seconds(compute)} of computation: they {hides} "
+        f"{what} take {seconds(busy)} on the links beside {seconds(compute)} of computation: {hides} "
         f"({seconds(exposed)} exposed)."
     )
 
@@ -163,6 +176,19 @@ def _batch(found: Search) -> Iterable[str]:
             f"The batch limit: {facts.batch} samples over {found.ranks} ranks leave {each:g} for each{tokens}: that is "
             "all the computation that communication can hide behind."
         )
+
+
+def _uneven(best: Priced, facts: ProgramFacts) -> str:
+    """That ranks compute padding, as the batch does not fill them."""
+    one = best.candidate
+    ranks = one.batch_ranks * one.microbatches
+    rows = -(-facts.batch // ranks)
+    if rows * ranks == facts.batch:
+        return ""
+    times = f" {one.microbatches} microbatches on" if one.microbatches > 1 else ""
+    wasted = rows * ranks / facts.batch - 1
+    text = f"{facts.batch} samples do not fill{times} {one.batch_ranks} data ranks evenly"
+    return f"{text}: {percent(wasted)} of the work is padding."
 
 
 def _copies(found: Search) -> Iterable[str]:

@@ -104,6 +104,6 @@ class Pins:
         }
         if self.tensor_wanted and candidate.size(TENSOR) == 1:
             return False
-        if self.copies and self.storage and candidate.size(REPLICA) == 1:
+        if self.copies and candidate.size(REPLICA) == 1 and candidate.ranks > 1:
             return False
         return all(pin is None or pin == value for pin, value in wanted.values())

@@ -17,7 +17,7 @@ from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.search.bounds import least_bytes, least_seconds
 from meshwright.compiler.search.candidate import REPLICA, TENSOR, Candidate
-from meshwright.compiler.search.candidates import candidates, variants
+from meshwright.compiler.search.candidates import candidates, microbatch_counts, variants
 from meshwright.compiler.search.check import check_limits
 from meshwright.compiler.search.estimate import Estimator
 from meshwright.compiler.search.facts import ProgramFacts
@@ -34,6 +34,10 @@ SPARSE = 8
 """Recomputation in fewer than every so many blocks is not looked for."""
 PATIENCE, GAIN = 4, 0.005
 """So many candidates in a row may fail to be faster by this share before the search ends."""
+RIVAL = 1.15
+"""The best of another argument is looked at closely if it takes no more than so many times the best time."""
+TIGHT = 0.98
+"""A plan that needs more than this share of the memory is chosen only if no other is as fast."""
 HOPE = 1.05
 """A candidate whose estimate is more than so many times the best time is not priced."""
 
@@ -102,17 +106,18 @@ def search(facts: ProgramFacts, cluster: Cluster, ranks: int, limits: Limits, pr
         if found.fitting():
             break
     _refine(found)
-    found.best = choose(found.fitting(), limits.within)
+    found.best = choose(found)
     return found
 
 
-def choose(fitting: Sequence[Priced], within: float) -> Priced | None:
-    """The simplest of those that are within a share of the fastest."""
+def choose(found: Search) -> Priced | None:
+    """The simplest of those that are nearly the fastest; rather one that leaves some memory."""
+    fitting = found.fitting()
     if not fitting:
         return None
-    most = min(p.seconds for p in fitting) * (1 + within)
+    most = fitting[0].seconds * (1 + found.limits.within)
     near = [p for p in fitting if p.seconds <= most]
-    return min(near, key=lambda p: (p.candidate.simplicity(), p.seconds))
+    return min(near, key=lambda p: (p.memory > TIGHT * found.capacity, p.candidate.simplicity(), p.seconds))
 
 
 def rank(plans: Iterable[Candidate], prices: Prices, capacity: int) -> list[Priced]:
@@ -226,13 +231,48 @@ def _saving(one: Candidate) -> tuple[float, ...]:
 
 
 def _refine(found: Search) -> None:
-    """Around the best: other variants, and recomputation in no more blocks than the memory asks for."""
-    best = choose(found.fitting(), found.limits.within)
+    """Around the best: other variants, offload instead of recomputation, and recomputation in no more blocks than the
+    memory asks for. So too around the best of every other argument that is not far behind: it is what the best is
+    compared with."""
+    best = choose(found)
     if best is None:
         return
     for variant in variants(best.candidate, found.facts, found.limits.pins):
         found.price(variant)
+    fastest: dict[str, Priced] = {}
+    for one in found.fitting():
+        fastest.setdefault(_argument(one.candidate), one)
+    for one in fastest.values():
+        if one.seconds <= found.fitting()[0].seconds * RIVAL:
+            _fewer_microbatches(found, one)
+            _less_recomputation(found, one)
+    _offloaded(found, found.fitting()[0])
     _less_recomputation(found, found.fitting()[0])
+
+
+def _fewer_microbatches(found: Search, one: Priced) -> None:
+    """The next smaller number of microbatches, where the memory may be enough."""
+    candidate = one.candidate
+    counts = microbatch_counts(found.facts.batch, candidate.batch_ranks)
+    fewer = [count for count in counts if count < candidate.microbatches]
+    lesser = replace(candidate, microbatches=max(fewer, default=candidate.microbatches))
+    if found.left > 0 and found.limits.pins.allow(lesser) and found.estimate(lesser).memory <= HOPE * found.capacity:
+        found.price(lesser)
+
+
+def _offloaded(found: Search, one: Priced) -> None:
+    """Optimizer state on the host, instead of recomputing so much."""
+    candidate = one.candidate
+    if not found.facts.state or candidate.offload:
+        return
+    lighter = ["all", "matmuls", "nothing"][: ["all", "matmuls", "nothing"].index(candidate.save)]
+    for save in reversed(lighter):
+        other = replace(candidate, offload=True, save=save, every=1)  # type: ignore[arg-type]  # one of Save
+        if found.left <= 0 or not found.limits.pins.allow(other):
+            return
+        priced = found.price(other)
+        if priced is None or not found.fits(priced):
+            return
 
 
 def _less_recomputation(found: Search, one: Priced) -> None:
