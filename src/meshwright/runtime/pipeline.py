@@ -14,7 +14,7 @@ from meshwright.compiler.graph.adapter import write_code
 from meshwright.compiler.graph.pipeline_program import PIPE, PipelineProgram
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
-from meshwright.compiler.mesh import MICRO, Sharding
+from meshwright.compiler.mesh import Sharding
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
@@ -248,7 +248,7 @@ class _Step:
 
     def _hand_over(self, number: int, made: dict[str, Tensor]) -> None:
         """What other stages need of a round: all is sent, then all is received."""
-        executor, program = self.executor, self.program
+        program = self.program
         moves: dict[tuple[int, int], set[str]] = {}
         for pipe in range(program.mesh.size(PIPE)):
             for stage in program.held_by(pipe):

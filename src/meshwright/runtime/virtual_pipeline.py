@@ -113,23 +113,17 @@ class VirtualPipeline:
         return StepResult(last.loss, norm, last.results)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """All parameters whole, further copies of tied ones too. Raises InternalError if copies within a stage differ."""
+        """All parameters whole, further copies of tied ones too. Raises InternalError if copies in a stage differ."""
+        return {name: self._full(name) for stage in self.program.stages for name in stage.parameters}
+
+    def _full(self, name: str) -> Tensor:
         whole = self.program.whole
-        found = {}
-        for stage in self.program.stages:
-            for name in stage.parameters:
-                holders = [r for r, e in enumerate(self.executors) if name in e.holdings.parameters]
-                by_place = {
-                    whole.mesh.rank({a: c for a, c in self._coordinates[r].items() if a != PIPE}): r for r in holders
-                }
-                lies = whole.layouts[name].rest
-                found[name] = assemble(
-                    lambda c, n=name, b=by_place: self.executors[b[whole.mesh.rank(c)]].holdings.parameters[n],
-                    lies,
-                    whole.mesh,
-                    replicas=True,
-                )
-        return found
+        shards: dict[int, Tensor] = {}
+        for coordinates, executor in zip(self._coordinates, self.executors, strict=True):
+            if name in executor.holdings.parameters:
+                inner = {axis: at for axis, at in coordinates.items() if axis != PIPE}
+                shards[whole.mesh.rank(inner)] = executor.holdings.parameters[name]
+        return assemble(lambda c: shards[whole.mesh.rank(c)], whole.layouts[name].rest, whole.mesh, replicas=True)
 
     def _own(self, rank: int, everything: Holdings) -> Holdings:
         """What a rank's stages hold."""

@@ -1,7 +1,7 @@
 """Take a graph apart into the passes of its stages, each a graph of its own.
 
-A piece has as inputs what the graph has, and the values that other pieces make; what others need it returns. A value that
-belongs to no stage is made in the first piece of each stage that reads it.
+A piece has as inputs what the graph has, and the values that other pieces make; what others need it returns. A value
+that belongs to no stage is made in the first piece of each stage that reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Sharding
 from meshwright.compiler.passes.stages import Assigned
 
-ORDER: tuple[Hashable, ...] = ("F", "I", "W")
+ORDER: tuple[str, ...] = ("F", "I", "W")
 """The passes of ``micro``, as they come one after the other."""
 Place = tuple[int, Any]
 """A stage, and its pass or round."""
@@ -85,9 +85,9 @@ def _members(graph: fx.Graph, assigned: Assigned, order: Sequence[Hashable]) -> 
             there |= mine
     last = assigned.stages - 1
     for node in nodes:  # results that depend on no activation
-        if node not in assigned.of and any(u.op == "output" for u in node.users):
-            if not any(node in mine for mine in own.values()):
-                own[last, order[0]].add(node)
+        leaves = any(user.op == "output" for user in node.users)
+        if leaves and node not in assigned.of and not any(node in mine for mine in own.values()):
+            own[last, order[0]].add(node)
     return {place: {n: None for n in nodes if n in mine} for place, mine in own.items()}
 
 

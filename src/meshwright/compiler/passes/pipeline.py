@@ -17,20 +17,25 @@ from meshwright.compiler.passes.untie import original, untie
 from meshwright.compiler.passes.update_stages import assign_update, rounds_of
 from meshwright.compiler.plan import Plan
 from meshwright.compiler.schedules.lower import programs
-from meshwright.compiler.schedules.table import Kind, Schedule
+from meshwright.compiler.schedules.table import Schedule
 
 
 def compile_pipeline(
     program: StepProgram, plan: Plan, first_blocks: Sequence[str], schedule: Schedule, *, verify: bool = True
 ) -> PipelineProgram:
-    """``plan`` has the mesh with the axis ``pipe``, outermost; ``first_blocks`` are the blocks that stages after the first
-    begin with."""
+    """The programs of a pipeline. ``plan`` has the mesh with the axis ``pipe``; ``first_blocks`` are the blocks that
+    stages after the first begin with.
+
+    Raises MeshwrightError (E03xx) where the plan cannot be followed, E0511 where the model cannot be cut there.
+    """
     inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
     tied = untie(program, first_blocks)
     whole = compile_step(tied, replace(plan, mesh=inner), verify=verify, raw=True)
     stages = _stages(whole, first_blocks, plan, verify)
     links = {
-        (number, kind): tuple({origin for (one, _), origin in stage.takes.items() if one == kind and origin[0] != number})
+        (number, kind): tuple(
+            {origin for (one, _), origin in stage.takes.items() if one == kind and origin[0] != number}
+        )
         for number, stage in enumerate(stages)
         for kind in ORDER
     }
@@ -73,9 +78,3 @@ def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify:
 
 def _roles(local: LocalGraph) -> dict[Any, Any]:
     return dict(zip(local.module.graph.find_nodes(op="placeholder"), local.signature.inputs, strict=True))
-
-
-def kind_of(text: str) -> Kind:
-    """The kind of a pass by its name."""
-    assert text in ("F", "B", "I", "W")
-    return text  # type: ignore[return-value]  # it is one of them

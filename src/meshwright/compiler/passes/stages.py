@@ -5,23 +5,20 @@ to the stage that reads them first. Backward nodes belong to the stage of their 
 the last that they may. What depends on no activation, on the batch alone or on weights alone, belongs to nobody and is
 made where it is read: rotary tables and masks are computed again rather than sent.
 
-The backward pass of a stage falls into two: the gradient of its input, for which the stage before waits, and that of its
-weights (Qi et al. 2023).
+The backward pass of a stage falls into two: the gradient of its input, for which the stage before waits, and that of
+its weights (Qi et al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 from torch import fx
 
 from meshwright.compiler.analysis.blocks import region_of
 from meshwright.compiler.graph.program import Value, annotation
-
-Pass = Literal["F", "I", "W"]
-"""Forward, backward for the input, backward for the weights."""
 
 
 @dataclass
@@ -29,7 +26,8 @@ class Assigned:
     """Where nodes are computed. Nodes that are in neither belong to nobody."""
 
     stages: int
-    of: dict[fx.Node, tuple[int, Pass]] = field(default_factory=dict)
+    of: dict[fx.Node, tuple[int, Any]] = field(default_factory=dict)
+    """The stage, and its pass (of ``update``: its round)."""
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By parameter, the stages that read it."""
 
@@ -75,13 +73,13 @@ def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequen
 
 
 def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int]) -> None:
-    """Let forward nodes outside of blocks stand where they are first read: the embedding of a decoder is not made by the
-    first stage of the encoder."""
+    """Let forward nodes outside of blocks stand where they are first read: the embedding of a decoder is not made by
+    the first stage of the encoder."""
     for node in reversed(list(graph.nodes)):
-        if node in stage and annotation(node).phase == "forward":
-            if region_of(annotation(node).block, 1) not in stage_of:
-                readers = [stage[u] for u in node.users if u in stage and annotation(u).phase == "forward"]
-                stage[node] = max(stage[node], min(readers, default=stage[node]))
+        outside = region_of(annotation(node).block, 1) not in stage_of
+        if outside and node in stage and annotation(node).phase == "forward":
+            readers = [stage[u] for u in node.users if u in stage and annotation(u).phase == "forward"]
+            stage[node] = max(stage[node], min(readers, default=stage[node]))
 
 
 def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[fx.Node]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,7 +38,8 @@ def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     """
     micro = program.micro
     roles = {node: value for value, node in micro.placeholders().items()}
-    shared = {name: stages for name, stages in assign(micro.module.graph, roles, first_blocks).weights.items() if len(stages) > 1}
+    read = assign(micro.module.graph, roles, first_blocks).weights
+    shared = {name: stages for name, stages in read.items() if len(stages) > 1}
     if not shared:
         return program
     micro = _micro(micro, shared, first_blocks)
@@ -62,7 +65,7 @@ def _micro(old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequ
             with graph.inserting_after(weight):
                 copy = graph.placeholder(f"{weight.name}_{stage}")
             copy.meta = dict(weight.meta)
-            _read_instead(graph, weight, copy, lambda n, s=stage: n in place and place[n][0] == s)
+            _read_instead(graph, weight, copy, partial(_in_stage, place, stage))
             inputs.insert(_position(graph, copy), Value("parameter", copy_name(name, stage)))
         gradient = Value("gradient", name)
         if gradient in outputs:
@@ -78,6 +81,10 @@ def _micro(old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequ
     graph.eliminate_dead_code()
     graph.lint()
     return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs)))
+
+
+def _in_stage(place: Mapping[fx.Node, tuple[int, Any]], stage: int, node: fx.Node) -> bool:
+    return node in place and place[node][0] == stage
 
 
 def _position(graph: fx.Graph, placeholder: fx.Node) -> int:
@@ -109,11 +116,12 @@ def _leads_to(node: fx.Node, mine: Callable[[fx.Node], bool]) -> bool:
     return any(mine(user) or _leads_to(user, mine) for user in node.users if user.op == "call_function")
 
 
-def _parts(graph: fx.Graph, node: fx.Node, place: Mapping[fx.Node, tuple[int, str]], name: str) -> dict[int, fx.Node]:
+def _parts(graph: fx.Graph, node: fx.Node, place: Mapping[fx.Node, tuple[int, Any]], name: str) -> dict[int, fx.Node]:
     """What each stage gives to a sum. What is done with the sum afterwards is done with each part."""
-    if node.target == torch.ops.aten.add.Tensor and len(node.args) == 2 and all(isinstance(a, fx.Node) for a in node.args):
+    terms = node.all_input_nodes
+    if node.target == torch.ops.aten.add.Tensor and len(node.args) == 2 and len(terms) == 2:
         found: dict[int, fx.Node] = {}
-        for term in node.args:
+        for term in terms:
             for stage, part in _parts(graph, term, place, name).items():
                 if stage in found:
                     with graph.inserting_before(node):
@@ -149,9 +157,8 @@ def _update(old: Graph, shared: Mapping[str, tuple[int, ...]]) -> Graph:
         gradient = found.get(Value("gradient", name))
         for stage in stages[1:]:
             if gradient is not None:
-                total = _more(graph, gradient, name, stage)
-                inputs.insert(_position(graph, total.args[1]), Value("gradient", copy_name(name, stage)))
-                gradient = total
+                copy, gradient = _more(graph, gradient, stage)
+                inputs.insert(_position(graph, copy), Value("gradient", copy_name(name, stage)))
             if Value("parameter", name) in outputs:
                 outputs.append(Value("parameter", copy_name(name, stage)))
                 returned.append(returned[outputs.index(Value("parameter", name))])
@@ -160,13 +167,13 @@ def _update(old: Graph, shared: Mapping[str, tuple[int, ...]]) -> Graph:
     return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs)))
 
 
-def _more(graph: fx.Graph, gradient: fx.Node, name: str, stage: int) -> fx.Node:
-    """The sum of a gradient and that of a further copy."""
+def _more(graph: fx.Graph, gradient: fx.Node, stage: int) -> tuple[fx.Node, fx.Node]:
+    """The gradient of a further copy, and the sum with it."""
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     users = list(gradient.users)
     with graph.inserting_after(last):
         copy = graph.placeholder(f"{gradient.name}_{stage}")
-    copy.meta = {key: value for key, value in gradient.meta.items()}
+    copy.meta = dict(gradient.meta)
     behind = copy if gradient.op == "placeholder" else gradient
     with graph.inserting_after(behind):
         total = graph.call_function(torch.ops.aten.add.Tensor, (gradient, copy))
@@ -175,4 +182,4 @@ def _more(graph: fx.Graph, gradient: fx.Node, name: str, stage: int) -> fx.Node:
     total.meta["meshwright"] = mark
     for user in users:
         user.replace_input_with(gradient, total)
-    return total
+    return copy, total

@@ -1,8 +1,8 @@
 """Cut a rank's ``update`` graph by stages: each updates its own weights, and hands over what others need of it.
 
-What has inputs of several stages is either small, such as the global norm made of the norms of all gradients: then every
-stage computes it for itself from what the others tell; or it is the sum of a tied weight's gradients, which belongs to
-the first of the stages. The graph runs in *rounds*, between which stages hand values over.
+What has inputs of several stages is either small, such as the global norm made of the norms of all gradients: then
+every stage computes it for itself from what the others tell; or it is the sum of a tied weight's gradients, which
+belongs to the first of the stages. The graph runs in *rounds*, between which stages hand values over.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Instruction, Program, Transfer, Wait
 from meshwright.compiler.schedules.request import Costs
 from meshwright.compiler.schedules.simulate import needs, simulate
-from meshwright.compiler.schedules.table import Action, Schedule, Step, parse_rows
+from meshwright.compiler.schedules.table import Action, Schedule, Step
 
 UPDATE = "update"
 
@@ -105,19 +105,14 @@ def _program(
         gives = tuple(dict.fromkeys(str(g) for action in step for g in _gives(action)))
         made += [value for value in gives if "W" in value]
         inner = {done(action) for action in step}
-        read = [str(n) for action in step for n in needs(action, schedule.stages) if n not in inner]
-        local = [value for value in read if schedule.rank(_action(value)) == rank]
+        read = (n for action in step for n in needs(action, schedule.stages) if n not in inner)
+        local = [str(n) for n in read if schedule.rank(n) == rank]
         yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *local))), gives)
     while following is not None:
         yield from _exchange(rank, moments[following], sent, size)
         following = next(mine, None)
     yield from (Wait(value) for values in sent.values() for value in values)
     yield Compute(UPDATE, tuple(made))
-
-
-def _action(text: str) -> Action:
-    ((action,),) = parse_rows(text)[0]
-    return action
 
 
 def done(action: Action) -> Action:
