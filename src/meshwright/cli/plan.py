@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.cli.output import write
 from meshwright.cli.settings import overrides, read_precision
 from meshwright.cli.tables import show, size, table
 
@@ -69,7 +70,7 @@ def plan_command(
         print_diagnostics(*found.warnings)
     others = [found.why_not(text) for text in why_not or []]
     if output is not None:
-        _write(output, plan_to_toml(found.plan))
+        write(output, plan_to_toml(found.plan), "E0444")
     if as_json:
         typer.echo(json.dumps(_json(found, others), indent=2))
         return
@@ -83,16 +84,6 @@ def plan_command(
             typer.echo(f"- {sentence}")
     if output is not None:
         typer.echo(f"written to {output}")
-
-
-def _write(path: Path, text: str) -> None:
-    from meshwright.compiler.diagnostics import error
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as fault:
-        raise error("E0444", f"cannot write {path}: {fault.strerror}", action="give another --output") from None
 
 
 def _predicted(found: Planned) -> Any:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.cli.output import write
 from meshwright.cli.tables import show, table
-from meshwright.compiler.diagnostics import error
 from meshwright.compiler.schedules import catalogue
 from meshwright.compiler.schedules.drawing import as_svg, as_text
 from meshwright.compiler.schedules.request import Costs
@@ -45,7 +45,7 @@ def schedule_command(
     schedule = catalogue.make(name, request)
     run = simulate(schedule, costs)
     if output is not None:
-        _write(output, as_svg(schedule, run))
+        write(output, as_svg(schedule, run), "E0505")
     if as_json:
         typer.echo(json.dumps({**_row(schedule, run), "rows": str(schedule).splitlines()}, indent=2))
         return
@@ -102,11 +102,3 @@ def _row(schedule: Schedule, run: Run) -> dict[str, Any]:
         "bubble_percent": round(100 * run.bubble, 2),
         "held": max(run.peak),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as fault:
-        raise error("E0505", f"cannot write {path}: {fault.strerror}", action="give another --output") from None

@@ -67,16 +67,22 @@ def _sent(sent: Sent, begin: Begin, device: torch.device, memory: bool) -> tuple
     if not memory:
         return sent, beside
     taken = most_taken(lambda: begin(False), device)
-    held = still_taken(lambda: _moved(begin, device), device)
+    held = still_taken(lambda: _moved(begin), device, _wait)
     return replace(sent, taken=taken, passing=max(0, taken - held)), beside
 
 
-def _moved(begin: Begin, device: torch.device) -> object:
+def _moved(begin: Begin) -> object:
     """A message whose bytes have moved, and that nobody has waited for."""
     work = begin(True)
     if isinstance(work, dist.Work):
         moved(work)
     return work
+
+
+def _wait(work: object) -> None:
+    """A message that is not waited for is never finished, and its memory is not the library's to keep."""
+    if isinstance(work, dist.Work):
+        work.wait()
 
 
 def _collectives(

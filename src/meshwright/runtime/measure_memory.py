@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of its own start and end otherwise
 
@@ -23,19 +26,19 @@ def most_taken(run: Callable[[], object], device: torch.device) -> int:
     return allocated(run)[1]
 
 
-def still_taken(run: Callable[[], object], device: torch.device) -> int:
-    """The bytes that are still allocated after a call, while what it returns is held."""
+def still_taken(run: Callable[[], T], device: torch.device, end: Callable[[T], object]) -> int:
+    """The bytes that are still allocated after a call, while what it returns is held; ``end`` gets it then."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         result = run()
         torch.cuda.synchronize(device)
         taken = torch.cuda.memory_allocated(device) - before
-        del result
+        end(result)
         return taken
-    results: list[object] = []
+    results: list[T] = []
     taken = allocated(lambda: results.append(run()))[0]
-    results.clear()
+    end(results.pop())
     return taken
 
 

@@ -266,6 +266,6 @@ def work(program: StepProgram, plan: Plan, repeats: Mapping[str, int]) -> Counte
 def test_the_work_of_the_whole_step_is_that_of_the_folded_one_times_its_repeats(name: str) -> None:
     whole = captured(known(name)(5), MIXED)
     folded = fold(whole)
-    for text in ("fsdp=4", "ddp=2,tp=2", "fsdp=2,tp=2,sp,micro=2", "zero1=2,tp=2"):
+    for text in ("ddp=2,tp=2", "fsdp=2,tp=2,sp,micro=2"):
         plan = preset(text, whole, 4, MIXED)
         assert work(whole, plan, {}) == work(folded.program, plan, folded.repeats), text

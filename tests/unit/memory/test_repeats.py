@@ -118,8 +118,9 @@ def test_a_norm_behind_the_layers_that_keeps_a_wider_form_of_their_result(save: 
     assert memory(folded).peak == pytest.approx(memory(deep).peak, abs=2 * BATCH // 2 * TIME * WIDTH)
 
 
-@pytest.mark.parametrize("text", ["fsdp=2", "fsdp=2,tp=2,sp,micro=4", "zero1=2"])
-@pytest.mark.parametrize("name", ["Llama", "gpt.mw"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("Llama", "fsdp=2"), ("gpt.mw", "fsdp=2,tp=2,sp,micro=4"), ("Llama", "zero1=2")]
+)
 def test_layers_that_are_gathered_ahead(name: str, text: str) -> None:
     """A layer in the middle has others on both sides; of two layers none has."""
     deep, folded = summaries(name, text, prefetch=1)

@@ -15,12 +15,18 @@ EXACT = True
 
 def schedule(request: Request) -> Schedule:
     """Bubble: ``(p-1)(F+I-W)``. In flight, weights' gradients included: ``min(m, p)``, as 1F1B's first rank has."""
+    return with_late_weights(NAME, request, 1)
+
+
+def with_late_weights(name: str, request: Request, times: int) -> Schedule:
+    """So many times 1F1B's forward passes ahead, and gradients of the weights as much later as the rank is further down
+    the pipeline."""
     p, m = request.ranks, request.microbatches
     rows = []
     for r in range(p):
         forward, backward = [Action("F", r, i) for i in range(m)], [Action("B", r, i) for i in range(m)]
-        rows.append(single(late_weights(alternate(forward, backward, p - r - 1), r)))
-    return Schedule(NAME, (tuple(range(p)),), m, tuple(rows))
+        rows.append(single(late_weights(alternate(forward, backward, times * (p - r - 1)), times * r)))
+    return Schedule(name, (tuple(range(p)),), m, tuple(rows))
 
 
 def late_weights(actions: Sequence[Action], late: int) -> list[Action]:
