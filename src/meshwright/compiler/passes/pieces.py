@@ -69,12 +69,15 @@ def split(local: LocalGraph, assigned: Assigned, order: Sequence[Hashable] = ORD
 
 
 def _members(graph: fx.Graph, assigned: Assigned, order: Sequence[Hashable]) -> dict[Place, dict[fx.Node, None]]:
-    """The nodes of each piece: its own, and what belongs to no stage where it is first needed."""
+    """The nodes of each piece: its own, and what belongs to no stage where it is first needed; results that belong to
+    none are made at the end."""
     nodes = [n for n in graph.nodes if n.op == "call_function"]
     own: dict[Place, set[fx.Node]] = {(s, p): set() for s in range(assigned.stages) for p in order}
     for node, place in assigned.of.items():
         if node.op == "call_function":
             own[place].add(node)
+    final = own[assigned.stages - 1, order[-1]]
+    final |= {n for n in nodes if n not in assigned.of and any(user.op == "output" for user in n.users)}
     for stage in range(assigned.stages):
         there: set[fx.Node] = set()
         for each in order:
@@ -83,11 +86,6 @@ def _members(graph: fx.Graph, assigned: Assigned, order: Sequence[Hashable]) -> 
                 if node not in assigned.of and node not in there and any(u in mine for u in node.users):
                     mine.add(node)
             there |= mine
-    last = assigned.stages - 1
-    for node in nodes:  # results that depend on no activation
-        leaves = any(user.op == "output" for user in node.users)
-        if leaves and node not in assigned.of and not any(node in mine for mine in own.values()):
-            own[last, order[0]].add(node)
     return {place: {n: None for n in nodes if n in mine} for place, mine in own.items()}
 
 

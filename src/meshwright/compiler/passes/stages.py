@@ -28,6 +28,8 @@ class Assigned:
     stages: int
     of: dict[fx.Node, tuple[int, Any]] = field(default_factory=dict)
     """The stage, and its pass (of ``update``: its round)."""
+    rounds: int = 1
+    """Of ``update``: how many there are."""
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By parameter, the stages that read it."""
 

@@ -41,12 +41,13 @@ def assign_update(graph: fx.Graph, roles: Mapping[fx.Node, Value], weights: Mapp
             own = stage[node]
             if own is not None:
                 found.of[node] = own, rounds[node]
+    found.rounds = max(rounds.values(), default=0) + 1
     return found
 
 
 def rounds_of(found: Assigned) -> tuple[int, ...]:
-    """The rounds, in order; a last one in which values that were handed over are written."""
-    return tuple(range(max((number for _, number in found.of.values()), default=0) + 1))
+    """The rounds, in order."""
+    return tuple(range(found.rounds))
 
 
 def _holder(value: Value, weights: Mapping[str, int]) -> int | None:
