@@ -36,19 +36,16 @@ class Cell:
         return f"{self.task} | {self.schedule} on {self.pipe}, {self.inner}, {self.microbatches} microbatches"
 
 
-SEVEN, FOUR = Variant(layers=7, dropout=0.1), Variant(layers=4, dropout=0.1)
+FOUR = Variant(layers=4, dropout=0.1)
 CELLS = (
     Cell(Task("gpt.mw", Variant(layers=7)), "1f1b", 4),
     Cell(Task("GPT-2", FOUR), "zb-h1", 2, "fsdp=2,tp=2", 2),
-    Cell(Task("Llama", SEVEN), "zb-h2", 4),
     Cell(Task("Llama", FOUR), "interleaved", 2, "ddp=2"),
     Cell(Task("Qwen3", FOUR), "zb-v", 2, "fsdp=2", 2),
-    Cell(Task("BERT", FOUR), "gpipe", 2, "zero1=2"),
-    Cell(Task("ViT", FOUR), "dualpipe-v", 2),
     Cell(Task("Llama", Variant(layers=4, tied=True)), "breadth-first", 2, "tp=2", 2),
-    Cell(Task("GPT-2", FOUR, optimizer="SGD"), "list", 2),
     Cell(Task("ViT", FOUR, clip=None), "interleaved-zb", 2),
 )
+"""More of them agree too; each takes some ten seconds."""
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

@@ -26,7 +26,7 @@ def compile_pipeline(
     """The programs of a pipeline. ``plan`` has the mesh with the axis ``pipe``; ``first_blocks`` are the blocks that
     stages after the first begin with.
 
-    Raises MeshwrightError (E03xx) where the plan cannot be followed, E0511 where the model cannot be cut there.
+    Raises MeshwrightError (E03xx) where the plan cannot be followed.
     """
     inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
     tied = untie(program, first_blocks)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from meshwright.compiler.diagnostics import error
+from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.program import Graph, Parameter, Signature, StepProgram, Value, annotation
 from meshwright.compiler.passes.stages import assign
 
@@ -34,7 +34,7 @@ def original(name: str) -> str:
 def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     """The same step, in which no parameter is read by more than one stage.
 
-    Raises MeshwrightError E0511 for a gradient that is not a sum of what the stages give.
+    Raises InternalError for a gradient that is not a sum of what the stages give.
     """
     micro = program.micro
     roles = {node: value for value, node in micro.placeholders().items()}
@@ -72,7 +72,7 @@ def _micro(old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequ
             at = outputs.index(gradient)
             parts = _parts(graph, returned[at], place, name)
             if not set(parts) <= set(stages):
-                raise AssertionError(f"the gradient of {name} comes from stages that do not read it")
+                raise InternalError(f"untie: the gradient of {name} comes from stages that do not read it")
             returned[at] = parts.get(stages[0])
             for stage in stages[1:]:
                 outputs.append(Value("gradient", copy_name(name, stage)))
@@ -136,7 +136,7 @@ def _parts(graph: fx.Graph, node: fx.Node, place: Mapping[fx.Node, tuple[int, An
         if len(below) > 1:
             return {stage: _again(graph, node, sources[0], part) for stage, part in below.items()}
     if node not in place:
-        raise error("E0511", f"the gradient of '{name}' belongs to no stage", action="cut the model elsewhere")
+        raise InternalError(f"untie: the gradient of '{name}' belongs to no stage")
     return {place[node][0]: node}
 
 
