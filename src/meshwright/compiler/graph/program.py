@@ -28,6 +28,7 @@ Kind = Literal[
     "constant",  # a tensor evaluated at compile time, by name (in StepProgram.constants)
     "loss",  # the loss of the whole batch (micro: the part that the microbatch owes), shape []
     "norm",  # the global gradient norm before clipping, shape []
+    "value",  # what another piece of a pipeline makes, by its node name
     "result",  # a further output of the user's step (metrics)
 ]
 

@@ -27,20 +27,26 @@ from meshwright.compiler.plan import Offload, Plan
 
 
 def compile_step(
-    program: StepProgram, plan: Plan, *, verify: bool = True, known: KnownGraphs | None = None
+    program: StepProgram,
+    plan: Plan,
+    *,
+    verify: bool = True,
+    known: KnownGraphs | None = None,
+    raw: bool = False,
 ) -> RankProgram:
     """Partition the three graphs of a step by a plan.
 
     Without ``verify`` (to price a candidate) the same program comes out, but its shapes are found on meta tensors and
     owed sums are not derived a second time. With ``known`` graphs that an earlier call has made are not made again:
-    such programs share graphs, and must not be changed.
+    such programs share graphs, and must not be changed. ``raw`` graphs are to be cut into stages first: their messages
+    are neither joined nor run beside the computation.
     Raises MeshwrightError (E03xx) where the plan cannot be followed.
     """
     check_plan(program, plan)
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
-    local = partial(_local, known, verify)
+    local = partial(_local, known, verify, raw=raw)
 
     prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan))
     micro = local(
@@ -74,6 +80,7 @@ def _local(
     whole_contractions: bool = False,
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
+    raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""
 
@@ -82,12 +89,19 @@ def _local(
         if verify:
             verify_owed(placed, mesh)
         made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
-        made = verify_shapes(bucket(made, mesh), mesh, meta=not verify)
-        made = verify_shapes(overlap(made, mesh, prefetch), mesh, meta=not verify) if prefetch else made
-        return verify_shapes(offload(made, on_host), mesh, meta=not verify) if on_host else made
+        return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, sequence, whole_contractions, prefetch, on_host)
+    options = (verify, sequence, whole_contractions, prefetch, on_host, raw)
     return known.local(graph, mesh, placement, options, make)
+
+
+def finished(
+    local: LocalGraph, mesh: Mesh, *, prefetch: int = 0, on_host: tuple[Offload, ...] = (), meta: bool = False
+) -> LocalGraph:
+    """A lowered graph with its messages joined and run beside the computation, and its state on the host."""
+    made = verify_shapes(bucket(local, mesh), mesh, meta=meta)
+    made = verify_shapes(overlap(made, mesh, prefetch), mesh, meta=meta) if prefetch else made
+    return verify_shapes(offload(made, on_host), mesh, meta=meta) if on_host else made
 
 
 def _prologue_placement(program: StepProgram, plan: Plan) -> Placement:

@@ -8,7 +8,7 @@ has no more than one message under way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Instruction, Program, Transfer, Wait
@@ -28,38 +28,60 @@ class Edge:
     target: int
 
 
-def programs(schedule: Schedule, costs: Costs | None = None, size: int = 0) -> tuple[Program, ...]:
+Links = Mapping[tuple[int, str], Collection[tuple[int, str]]]
+"""By stage and pass (``F``, ``I``, ``W``): the passes of other stages that make something it reads."""
+
+
+def neighbours(stages: int) -> Links:
+    """Where a stage reads what its neighbours make, and nothing else."""
+    found: dict[tuple[int, str], tuple[tuple[int, str], ...]] = {}
+    for s in range(stages):
+        found[s, "F"] = ((s - 1, "F"),) if s else ()
+        found[s, "I"] = ((s + 1, "I"),) if s + 1 < stages else ()
+        found[s, "W"] = ()
+    return found
+
+
+def programs(
+    schedule: Schedule, costs: Costs | None = None, size: int = 0, links: Links | None = None
+) -> tuple[Program, ...]:
     """The program of every rank; ``size`` is that of a message in bytes, if it is known. Raises
     :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does not come to an end."""
     run = simulate(schedule, costs)
+    links = neighbours(schedule.stages) if links is None else links
     ready: dict[Action, float] = {}
     for row, times in zip(schedule.rows, run.times, strict=True):
         for step, (_, end) in zip(row, times, strict=True):
-            ready |= {done(action): end for action in step}
+            ready |= {made: end for action in step for made in _gives(action)}
     moments: defaultdict[tuple[float, int, int], list[Edge]] = defaultdict(list)
+    incoming: list[list[list[str]]] = []
     for rank, row in enumerate(schedule.rows):
+        known: set[Action] = set()
+        incoming.append([])
         for step in row:
-            for need in _needs(step, schedule.stages):
+            new = [n for n in _reads(step, links) if schedule.rank(n) != rank and n not in known]
+            known.update(new)
+            incoming[-1].append([str(n) for n in new])
+            for need in new:
                 source = schedule.rank(need)
-                if source != rank:
-                    pair = (min(source, rank), max(source, rank))
-                    moments[(ready[need], *pair)].append(Edge(str(need), source, rank))
+                pair = (min(source, rank), max(source, rank))
+                moments[(ready[need], *pair)].append(Edge(str(need), source, rank))
     order = sorted(moments)
     return tuple(
-        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, size))
+        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, incoming[rank], size))
         for rank in range(schedule.ranks)
     )
 
 
-def done(action: Action) -> Action:
-    """What others wait for when an action is over: of a whole backward pass, the gradient of the input."""
-    return Action("I", action.stage, action.microbatch) if action.kind == "B" else action
-
-
-def _needs(step: Step, stages: int) -> Iterator[Action]:
-    """The results that a step reads and does not make itself."""
-    own = {done(action) for action in step}
-    return (need for action in step for need in needs(action, stages) if need not in own)
+def _reads(step: Step, links: Links) -> list[Action]:
+    """The results of other stages that a step reads, each once."""
+    found: dict[Action, None] = {}
+    for action in step:
+        for kind in ("I", "W") if action.kind == "B" else (action.kind,):
+            for stage, made in sorted(links[action.stage, kind]):
+                found[Action(made, stage, action.microbatch)] = None  # type: ignore[arg-type]  # a kind
+    own = {made for action in step for made in _gives(action)}
+    return [action for action in found if action not in own]
 
 
 def _program(
@@ -68,27 +90,34 @@ def _program(
     begins: list[float],
     order: list[tuple[float, int, int]],
     moments: defaultdict[tuple[float, int, int], list[Edge]],
+    incoming: list[list[str]],
     size: int,
 ) -> Iterator[Instruction]:
     mine = iter([moment for moment in order if rank in moment[1:]])
     following = next(mine, None)
     sent: dict[int, list[str]] = {}
     made: list[str] = []
-    for step, begin in zip(schedule.rows[rank], begins, strict=True):
+    for step, begin, waited in zip(schedule.rows[rank], begins, incoming, strict=True):
         while following is not None and following[0] <= begin:
             yield from _exchange(rank, moments[following], sent, size)
             following = next(mine, None)
-        incoming = [str(n) for n in _needs(step, schedule.stages) if schedule.rank(n) != rank]
-        yield from map(Wait, incoming)
+        yield from map(Wait, waited)
         gives = tuple(dict.fromkeys(str(g) for action in step for g in _gives(action)))
         made += [value for value in gives if "W" in value]
-        read = tuple(str(n) for n in _needs(step, schedule.stages))
-        yield Compute("+".join(map(str, step)), read, gives)
+        inner = {done(action) for action in step}
+        read = (n for action in step for n in needs(action, schedule.stages) if n not in inner)
+        local = [str(n) for n in read if schedule.rank(n) == rank]
+        yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *local))), gives)
     while following is not None:
         yield from _exchange(rank, moments[following], sent, size)
         following = next(mine, None)
     yield from (Wait(value) for values in sent.values() for value in values)
     yield Compute(UPDATE, tuple(made))
+
+
+def done(action: Action) -> Action:
+    """What others wait for when an action is over: of a whole backward pass, the gradient of the input."""
+    return Action("I", action.stage, action.microbatch) if action.kind == "B" else action
 
 
 def _gives(action: Action) -> Iterator[Action]:

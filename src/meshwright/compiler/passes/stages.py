@@ -1,0 +1,128 @@
+"""Cut a rank's ``micro`` graph by depth: every node gets a stage and one of three passes.
+
+A *border* lies in front of a repeated block. Forward nodes belong to the stage of their block; those outside of blocks
+to the stage that reads them first. Backward nodes belong to the stage of their block too, those outside to
+the last that they may. What depends on no activation, on the batch alone or on weights alone, belongs to nobody and is
+made where it is read: rotary tables and masks are computed again rather than sent.
+
+The backward pass of a stage falls into two: the gradient of its input, for which the stage before waits, and that of
+its weights (Qi et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from meshwright.compiler.analysis.blocks import region_of
+from meshwright.compiler.graph.program import Value, annotation
+
+
+@dataclass
+class Assigned:
+    """Where nodes are computed. Nodes that are in neither belong to nobody."""
+
+    stages: int
+    of: dict[fx.Node, tuple[int, Any]] = field(default_factory=dict)
+    """The stage, and its pass (of ``update``: its round)."""
+    rounds: int = 1
+    """Of ``update``: how many there are."""
+    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By parameter, the stages that read it."""
+
+
+def block_order(graph: fx.Graph) -> list[str]:
+    """The outermost repeated blocks, in the order of the forward pass."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        label = annotation(node).block
+        if label and annotation(node).phase == "forward" and not annotation(node).recomputed:
+            block = region_of(label, 1)
+            if block.rpartition(".")[2].isdecimal():
+                found[block] = None
+    return list(found)
+
+
+def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequence[str]) -> Assigned:
+    """Give every node its stage and pass. ``first_blocks``: the blocks that stages after the first begin with."""
+    order = block_order(graph)
+    starts = [order.index(block) for block in first_blocks]
+    stage_of = {block: sum(start <= i for start in starts) for i, block in enumerate(order)}
+    found = Assigned(len(first_blocks) + 1)
+    free = _free(graph, roles)
+    stage: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node in free:
+            continue
+        label = stage_of.get(region_of(annotation(node).block, 1))
+        before = [n for n in node.all_input_nodes if n in stage]
+        if annotation(node).phase == "forward":
+            least = max((stage[n] for n in before), default=0)
+            stage[node] = least if label is None else max(least, label)
+        else:
+            later = [stage[n] for n in before if annotation(n).phase == "backward"]
+            most = min(later, default=max((stage[n] for n in before), default=found.stages - 1))
+            stage[node] = most if label is None else label
+    _late(graph, stage, stage_of)
+    _apart(graph, stage, found)
+    for node, value in roles.items():
+        if value.kind == "parameter":
+            found.weights[value.name] = tuple(sorted({s for n in _readers(node, free) for s in [stage[n]]}))
+    return found
+
+
+def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int]) -> None:
+    """Let forward nodes outside of blocks stand where they are first read: the embedding of a decoder is not made by
+    the first stage of the encoder."""
+    for node in reversed(list(graph.nodes)):
+        outside = region_of(annotation(node).block, 1) not in stage_of
+        if outside and node in stage and annotation(node).phase == "forward":
+            readers = [stage[u] for u in node.users if u in stage and annotation(u).phase == "forward"]
+            stage[node] = max(stage[node], min(readers, default=stage[node]))
+
+
+def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[fx.Node]:
+    """What is computed from the batch alone, or from weights alone."""
+    weights: dict[fx.Node, bool] = {}
+    free: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            free.add(node)
+            weights[node] = roles[node].kind == "parameter"
+        elif node.op == "call_function" and all(n in free for n in node.all_input_nodes):
+            kinds = {weights[n] for n in node.all_input_nodes}
+            if len(kinds) < 2:
+                free.add(node)
+                weights[node] = kinds == {True}
+    return free
+
+
+def _readers(node: fx.Node, free: set[fx.Node]) -> Iterable[fx.Node]:
+    """The nodes of stages that read a value, or what is made of it alone."""
+    for user in node.users:
+        if user in free:
+            yield from _readers(user, free)
+        elif user.op == "call_function":
+            yield user
+
+
+def _apart(graph: fx.Graph, stage: Mapping[fx.Node, int], found: Assigned) -> None:
+    """Which backward nodes a gradient that goes on to another block needs."""
+    needed: set[fx.Node] = set()
+    for node in reversed(list(graph.nodes)):
+        if node not in stage or annotation(node).phase == "forward":
+            continue
+        region = region_of(annotation(node).block, 1)
+        for user in node.users:
+            if user not in stage:
+                continue
+            if user in needed or region_of(annotation(user).block, 1) != region or stage[user] != stage[node]:
+                needed.add(node)
+    for node, number in stage.items():
+        if annotation(node).phase == "forward":
+            found.of[node] = number, "F"
+        else:
+            found.of[node] = number, "I" if node in needed else "W"
