@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.pipeline import compile_pipeline
 from meshwright.compiler.passes.presets import preset
@@ -72,3 +73,19 @@ def test_agrees_with_one_device(cell: Cell) -> None:
             if original(name) != name:
                 assert far({"copy": found.pop(name)}, {"copy": want[original(name)]}) < TOLERANCE, name
         assert far(found, want) < TOLERANCE
+
+
+def test_stages_that_there_cannot_be() -> None:
+    program = captured(Task("GPT-2", FOUR))
+    base = preset("ddp=1", program)
+    plan = replace(base, mesh=Mesh((("pipe", 2), *base.mesh.axes)), microbatches=4)
+    two = catalogue.make("1f1b", Request(2, 4))
+    for blocks, schedule, said in (
+        (["transformer.h.9"], two, "no stage after the first can begin with 'transformer.h.9'"),
+        (["transformer.h.0"], two, "can begin with 'transformer.h.0'"),
+        (["transformer.h.1", "transformer.h.2"], two, "2 borders make 3 stages, the schedule has 2"),
+        (["transformer.h.2", "transformer.h.1"], two, "not in the order of the model"),
+        (["transformer.h.2"], catalogue.make("dualpipe", Request(2, 4)), "in two directions"),
+    ):
+        with pytest.raises(MeshwrightError, match=f"E0502.*{said}"):
+            compile_pipeline(program, plan, blocks, schedule)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -210,6 +211,9 @@ class Executor:
             thread.join(20)
         return self.finished == len(self.threads)
 
+    def come(self, key: tuple[int, int, bool], number: int) -> bool:
+        return self.begun[key] >= number
+
     def work(self, rank: int, program: Program, choose: random.Random) -> None:
         for instruction in program:
             if choose.random() < 0.1:
@@ -223,7 +227,7 @@ class Executor:
                         marks.append(((*pair, not t.sends), self.begun[(*pair, t.sends)]))
                     self.changed.notify_all()
                     for key, number in marks:
-                        self.changed.wait_for(lambda k=key, n=number: self.begun[k] >= n, 20)  # type: ignore[misc]
+                        self.changed.wait_for(partial(self.come, key, number), 20)
         with self.changed:
             self.finished += 1
 

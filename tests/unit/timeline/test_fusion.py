@@ -9,8 +9,8 @@ SIZE = 100
 
 
 def op(name: str, reads: tuple[int, ...], kind: str = "elementwise", phase: str = "forward", block: str = "") -> Item:
-    work = Kernel(name, kind, 1.0, SIZE * len(reads), SIZE)  # type: ignore[arg-type]
-    return Item(name, phase, block, work, reads, tuple(SIZE for _ in reads))  # type: ignore[arg-type]
+    work = Kernel(name, kind, 1.0, SIZE * len(reads), SIZE)  # type: ignore[arg-type]  # a kind
+    return Item(name, phase, block, work, reads, tuple(SIZE for _ in reads))  # type: ignore[arg-type]  # a phase
 
 
 def kernels(*items: Item, fusion: str = "compiled", results: tuple[int, ...] = ()) -> dict[int, tuple[int, int]]:

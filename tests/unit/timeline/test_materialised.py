@@ -17,8 +17,8 @@ SIZE = 100
 
 
 def op(name: str, reads: tuple[int, ...], kind: str = "elementwise", phase: str = "forward") -> Item:
-    work = Kernel(name, kind, 1.0, SIZE * len(reads), SIZE)  # type: ignore[arg-type]
-    return Item(name, phase, "", work, reads, tuple(SIZE for _ in reads))  # type: ignore[arg-type]
+    work = Kernel(name, kind, 1.0, SIZE * len(reads), SIZE)  # type: ignore[arg-type]  # a kind
+    return Item(name, phase, "", work, reads, tuple(SIZE for _ in reads))  # type: ignore[arg-type]  # a phase
 
 
 def made(item: int, last: int, items: list[Item]) -> Buffer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.schedules.instructions import Program
@@ -46,13 +45,3 @@ class PipelineProgram:
     def held_by(self, rank: int) -> tuple[int, ...]:
         """The stages of a ``pipe`` coordinate."""
         return tuple(stage for _, stage in self.schedule.stages_of(rank))
-
-    def outputs(self) -> Mapping[Value, LocalGraph]:
-        """What the passes give, and which gives it."""
-        return {
-            value: graph
-            for stage in self.stages
-            for graph in stage.passes.values()
-            for value in graph.signature.outputs
-            if value.kind != "value"
-        }

@@ -140,13 +140,3 @@ def _piece(
 
 def _lies(node: fx.Node) -> Sharding:
     return annotation(node).sharding or Sharding.whole(annotation(node).shape)
-
-
-def crossing(pieces: Mapping[Place, Piece]) -> dict[tuple[Place, Place], list[str]]:
-    """What goes from a piece to one of another stage."""
-    found: dict[tuple[Place, Place], list[str]] = {}
-    for place, piece in pieces.items():
-        for name, origin in piece.origin.items():
-            if origin[0] != place[0]:
-                found.setdefault((origin, place), []).append(name)
-    return found

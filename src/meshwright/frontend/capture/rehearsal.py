@@ -83,7 +83,7 @@ def rehearse(
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     def __init__(self, made: Mapping[int, Hashable]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.found = Rehearsal()
         self._how: dict[int, Hashable] = dict(made)
         """By tensor: how it was made. Within layers that does not depend on which layer of the list it was."""
