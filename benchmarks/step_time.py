@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib
 import os
 import pathlib
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,14 +38,14 @@ CLIP = 1.0
 Step = Callable[[dict[str, Tensor]], float]
 
 
-def build_model(width: int = WIDTH) -> nn.Module:
+def build_model(width: int = WIDTH, layers: int = LAYERS) -> nn.Module:
     """A small Llama in float32, the same weights in every process."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
         intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=KEY_VALUE_HEADS,
         max_position_embeddings=TIME,
@@ -152,8 +153,8 @@ def settle() -> None:
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
-def work(name: str, rank: int, ranks: int, port: int, pipe: Connection) -> None:
-    """One process of one contender: builds its step, then runs as many as it is told, until told 0."""
+def work(module: str, name: str, rank: int, ranks: int, port: int, pipe: Connection) -> None:
+    """One process of a contender of a module: builds its step, then runs as many as it is told, until told 0."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -161,7 +162,7 @@ def work(name: str, rank: int, ranks: int, port: int, pipe: Connection) -> None:
     warm_up()
     settle()
     floor = resident("VmRSS")
-    step = CONTENDERS[name]()
+    step: Step = importlib.import_module(module).CONTENDERS[name]()
     loss = step(build_batch(0))
     settle()
     pipe.send("ready")
@@ -187,8 +188,8 @@ class Measured:
     loss: float
 
 
-def measure(ranks: int, rounds: int, steps: int, names: list[str]) -> dict[str, Measured]:
-    """Run all contenders in turn and return their figures."""
+def measure(module: str, ranks: int, rounds: int, steps: int, names: list[str]) -> dict[str, Measured]:
+    """Run contenders of a module in turn and return their figures."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, list[Connection]] = {name: [] for name in names}
     processes = []
@@ -196,7 +197,7 @@ def measure(ranks: int, rounds: int, steps: int, names: list[str]) -> dict[str, 
         port = free_port()
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=work, args=(name, rank, ranks, port, theirs), daemon=True)
+            process = context.Process(target=work, args=(module, name, rank, ranks, port, theirs), daemon=True)
             process.start()
             theirs.close()
             pipes[name].append(ours)
@@ -230,10 +231,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def table(found: dict[str, Measured]) -> str:
+def table(found: dict[str, Measured], baseline: Mapping[str, str]) -> str:
+    """Markdown; contenders that ``baseline`` names are compared with another."""
     rows = ["| step | ms | against | peak memory MiB | against | loss |", "|---|---|---|---|---|---|"]
     for name, got in found.items():
-        base = found.get(BASELINE.get(name, ""))
+        base = found.get(baseline.get(name, ""))
         time_ratio = f"{got.seconds / base.seconds:.2f} x" if base else ""
         memory_ratio = f"{got.memory / base.memory:.2f} x" if base else ""
         rows.append(
@@ -249,7 +251,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="steps per round and contender")
     parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
     arguments = parser.parse_args()
-    found = measure(arguments.ranks, arguments.rounds, arguments.steps, arguments.only)
+    found = measure("benchmarks.step_time", arguments.ranks, arguments.rounds, arguments.steps, arguments.only)
     parameters = sum(p.numel() for p in build_model().parameters())
     print(
         f"\nLlama of {LAYERS} layers, width {WIDTH}, {parameters / 1e6:.1f} M parameters, float32;"
@@ -257,7 +259,7 @@ def main() -> None:
         f" {arguments.ranks} gloo processes of 1 thread each on {os.cpu_count()} cores;"
         f" median of {arguments.rounds} rounds of {arguments.steps} steps\n"
     )
-    print(table(found))
+    print(table(found, BASELINE))
 
 
 if __name__ == "__main__":

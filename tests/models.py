@@ -8,6 +8,7 @@ tokens, one of them with none.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from meshwright.frontend.language import load
+from meshwright.frontend.language import load_text
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WIDTH = 32
@@ -113,6 +114,32 @@ def qwen3(variant: Variant, seed: int) -> Example:
     return _language_model(lambda: transformers.Qwen3ForCausalLM(config), seed)
 
 
+def t5(variant: Variant, seed: int) -> Example:
+    """Encoder and decoder, the former one block deeper if they do not come out even; all share one table."""
+    encoder = (variant.layers + 1) // 2
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        d_kv=WIDTH // HEADS,
+        d_ff=INNER,
+        num_layers=encoder,
+        num_decoder_layers=variant.layers - encoder,
+        num_heads=HEADS,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=TIME,
+        dropout_rate=variant.dropout,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        tie_word_embeddings=_tied(variant, True),
+        use_cache=False,
+    )
+    read, written = tokens(seed), tokens(seed + 100)
+    lengths = 4 + (torch.arange(BATCH) * 5) % (TIME - 3)
+    mask = (torch.arange(TIME)[None, :] < lengths[:, None]).long()
+    batch = {"input_ids": read, "attention_mask": mask, "labels": labels(written)}
+    return Example(_made(lambda: transformers.T5ForConditionalGeneration(config), 0), batch)
+
+
 def bert(variant: Variant, seed: int) -> Example:
     """A masked language model whose samples have unequal lengths, so that attention has a mask made of data."""
     config = transformers.BertConfig(
@@ -170,6 +197,7 @@ MODELS: dict[str, Factory] = {
     "GPT-2": gpt2,
     "Llama": llama,
     "Qwen3": qwen3,
+    "T5": t5,
     "BERT": bert,
     "ViT": vit,
 }
@@ -185,13 +213,26 @@ def _language_model(build: Callable[[], nn.Module], seed: int) -> Example:
 
 
 def _language_file(name: str, sizes: dict[str, int], variant: Variant, seed: int) -> Example:
-    """A file of the examples at the sizes of this module; what it says of tying and dropout stays."""
-    if variant.tied is not None or variant.dropout:
-        raise ValueError(f"{name} says itself what is tied and dropped")
+    """A file of the examples at the sizes of this module, with labels of their own, some of which do not count, and
+    dropout if it is asked for; what the file says of tying stays."""
+    if variant.tied is not None:
+        raise ValueError(f"{name} says itself what is tied")
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    changes = [
+        (r"\(tokens: int\[b t\]\)", "(tokens: int[b t], labels: int[b t])"),
+        (r"\(tokens\) over vocab, next\(tokens over t\)", "(tokens, labels) over vocab, next(labels over t)"),
+    ]
+    if variant.dropout:
+        changes += [(rf"x \+ ({f}\(.*\))", rf"x + dropout(\1, {variant.dropout})") for f in ("attention", "mlp")]
+    for old, new in changes:
+        text, count = re.subn(old, new, text)
+        if count != 1:
+            raise ValueError(f"{name} has not one '{old}'")
     # the data of these files are bytes, so their vocabulary is 257, the smallest prime that holds them
     small = {"t": TIME, "d": WIDTH, "f": INNER, "vocab": 257, "layers": variant.layers, "batch": BATCH}
-    loaded = load(str(EXAMPLES / name), {**small, **sizes})
-    return Example(_made(loaded.loss_module, 0), {"tokens": tokens(seed)})
+    loaded = load_text(text, str(EXAMPLES / name), {**small, **sizes})
+    inputs = tokens(seed)
+    return Example(_made(loaded.loss_module, 0), {"tokens": inputs, "labels": labels(inputs)})
 
 
 def _made(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +14,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshwright.compiler.analysis.offloading import on_host
 from meshwright.compiler.graph.pending import Done, Kind, Work, at_once
+from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import MICRO, Mesh
+from meshwright.compiler.plan import PIPE
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.feed import whole_batch
+from meshwright.runtime.mail import Parcel, Pending
 from meshwright.runtime.materialize import from_module, materialize
+from meshwright.runtime.pipeline import PipelineExecutor
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own start and end otherwise
 
@@ -36,16 +40,19 @@ class _UnderWay:
 
 @dataclass
 class OneOfMany:
-    """The communicator of rank 0. The other ranks are thought to hold what it holds."""
+    """The communicator of one rank. The other ranks are thought to hold what it holds."""
 
     mesh: Mesh
     rank: int = 0
     microbatch: int = 0
+    doing: str = ""
     calls: list[tuple[str, tuple[str, ...], int]] = field(default_factory=list)
     """Every call: what, over which axes, and the bytes of the larger side."""
+    at: Mapping[str, int] = field(default_factory=dict)
+    """Coordinates that are not 0."""
 
     def coordinate(self, axis: str) -> int:
-        return self.microbatch if axis == MICRO else 0
+        return self.microbatch if axis == MICRO else self.at.get(axis, 0)
 
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
         self._note("all-reduce", axes, x)
@@ -105,6 +112,39 @@ class _Named(nn.Module):
 _MARK = "graph: "
 
 
+@dataclass(frozen=True)
+class _Nobody:
+    """Mail of which nothing ever comes but zeros."""
+
+    def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        for tensor in (t for parcel in receives for t in parcel.tensors):
+            tensor.zero_()
+        return [_Come() for _ in (*sends, *receives)]
+
+
+class _Come:
+    def wait(self) -> None:
+        pass
+
+
+def measure_stages(program: PipelineProgram, model: nn.Module, batch: Mapping[str, Tensor], pipe: int) -> int:
+    """Run the second step of the first rank at a ``pipe`` coordinate; the most bytes that it held at once."""
+    mesh = program.mesh
+    at = {**mesh.coordinates(0), PIPE: pipe}
+    communicator = OneOfMany(mesh.with_micro(program.plan.microbatches), mesh.rank(at), at=at)
+    (holdings,) = materialize(program, from_module(model), [at])
+    executor = PipelineExecutor(program, communicator, _Nobody(), holdings, on_non_finite="warn")
+    feed = whole_batch(batch, program.program)
+    executor.step(feed, step=0)
+    kept = [t for _, t in holdings.items()] + list(executor._constants.values())
+    kept += [t for buffers in executor._room._free.values() for some in buffers for t in some]
+    held = sum(t.untyped_storage().nbytes() for t in kept)
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        executor.step(feed, step=1)
+    return held + max(_most(found).values())
+
+
 def measure(rank_program: RankProgram, model: nn.Module, batch: Mapping[str, Tensor]) -> Measured:
     """Run the second step of rank 0 and measure it.
 
@@ -117,7 +157,7 @@ def measure(rank_program: RankProgram, model: nn.Module, batch: Mapping[str, Ten
     feed = whole_batch(batch, rank_program.program)
     executor.step(feed, step=0)
     executor._micro = _Named(executor._micro, "micro")
-    executor._update = replace(executor._update, module=_Named(executor._update.module, "update"))
+    executor._in_place = replace(executor._in_place, module=_Named(executor._in_place.module, "update"))
     away = on_host(rank_program.update)
     kept = [t for v, t in holdings.items() if v.name not in away] + list(executor._constants.values())
     held = sum(t.untyped_storage().nbytes() for t in kept)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.published [--rows FILE] [--json FILE] [--fit] [--cache FOLDER]
 
-Every row is a model, a cluster, a plan and what was measured of it. Rows that a pipeline cuts, or that tell too
-little, are listed with the reason. ``--fit`` fits the devices' constants anew on half of the rows and prints them.
+Every row is a model, a cluster, a plan and what was measured of it. Rows that tell too little are listed with the
+reason. ``--fit`` fits the devices' constants anew on half of the rows without a pipeline and prints them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.published import states
 from benchmarks.published.fit import fit, fitted_rows
 from benchmarks.published.fitted import FITTED
 from benchmarks.published.predict import clusters, predicted, simulated
-from benchmarks.published.programs import Programs, prepare
+from benchmarks.published.programs import Programs, Summary, prepare
 from benchmarks.published.report import as_json, as_text
 from benchmarks.published.rows import OWN, Row, Skipped, Unreadable, parse_all, read
 from benchmarks.published.score import RULE, Scored
@@ -56,8 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     constants = {c.device.name: c.device.efficiency for _, _, c in priced}
     fitted = FITTED
     if given.fit:
-        constants |= fit(priced, tell)
-        used = fitted_rows(priced)
+        whole = [(row, summary, on) for row, summary, on in priced if isinstance(summary, RankSummary)]
+        constants |= fit(whole, tell)
+        used = fitted_rows(whole)
         fitted = frozenset(name for names in used.values() for name in names)
         if given.fitted_rows:
             given.fitted_rows.write_text(json.dumps({"rule": RULE, "rows": used}, indent=1) + "\n", encoding="utf-8")
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def priced_rows(rows: list[Row], programs: Programs) -> tuple[list[tuple[Row, RankSummary, Cluster]], list[Skipped]]:
+def priced_rows(rows: list[Row], programs: Programs) -> tuple[list[tuple[Row, Summary, Cluster]], list[Skipped]]:
     """The rows with their program and cluster, and those that have none."""
     on = clusters(rows)
     skipped = [Skipped(r.id, r.source, c) for r, c in zip(rows, on, strict=True) if isinstance(c, str)]

@@ -16,6 +16,7 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Segment, Sharding
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import ParameterPlan, Plan, Precision, Recompute
+from meshwright.compiler.timeline.cuts import Depth
 
 
 def words(layout: Layout) -> str:
@@ -41,8 +42,9 @@ def precision(habits: Habits) -> Precision:
 
 
 def plan(program: StepProgram, row: Row) -> Plan:
-    """The row's plan: messages beside the computation, as every framework in the rows runs them."""
-    made = preset(words(row.layout), program, row.machine.count, precision(row.habits))
+    """The row's plan, of one stage that has all layers: messages beside the computation, as every framework in the rows
+    runs them."""
+    made = preset(words(row.layout), program, row.machine.count // row.layout.pipe, precision(row.habits))
     return replace(made, parameters=(*head(row), *made.parameters), recompute=recompute(row), prefetch=1)
 
 
@@ -97,6 +99,36 @@ def repeats(row: Row) -> dict[str, int]:
     kinds = arrangement(row)
     names = blocks(row.shape, row.habits, len(kinds))
     return {name: kind.count for name, kind in zip(names, kinds, strict=True) if kind.count > 1}
+
+
+def depth(row: Row) -> Depth:
+    """All layers of the model, each with the block of the captured module that stands for it."""
+    kinds = arrangement(row)
+    names = blocks(row.shape, row.habits, len(kinds))
+    left = {name: kind.count for name, kind in zip(names, kinds, strict=True)}
+    like: list[str] = []
+    while any(left.values()):
+        # kinds that stand for as many take turns
+        name = next(name for name in names if left[name])
+        alike = [n for n in names if left[n] == left[name]]
+        like += alike
+        for other in alike:
+            left[other] -= 1
+    return Depth(tuple(f"layer {i}" for i in range(len(like))), tuple(like))
+
+
+def groups(row: Row) -> list[tuple[str, str]]:
+    """Of layers that repeat, the first block of the captured module and the one that stands for all further ones."""
+    found: dict[bool, list[str]] = {}
+    left: list[tuple[str, str]] = []
+    kinds = arrangement(row)
+    for name, kind in zip(blocks(row.shape, row.habits, len(kinds)), kinds, strict=True):
+        own = found.setdefault(kind.recomputed, [])
+        own.append(name)
+        if len(own) == 2:
+            left.append((own[0], own[1]))
+            found[kind.recomputed] = []
+    return left + [(own[0], own[0]) for own in found.values() if own]
 
 
 def cluster(machine: Machine) -> Cluster:

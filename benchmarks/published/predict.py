@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.published import plans
+from benchmarks.published.programs import Summary
 from benchmarks.published.rows import Row, Unreadable
 from benchmarks.published.score import Predicted
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.device import Efficiency
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.plan import PIPE
 from meshwright.compiler.prediction import Execution, Prediction
-from meshwright.compiler.summary import RankSummary
+from meshwright.compiler.summary import RankSummary, StagedSummary
 from meshwright.compiler.timeline import simulate
+from meshwright.compiler.timeline.planned import Way, pipelined
+from meshwright.compiler.timeline.stage import StagePricer
 
 
 def execution(row: Row) -> Execution:
@@ -32,13 +37,25 @@ def clusters(rows: list[Row]) -> list[Cluster | str]:
 
 
 def simulated(
-    row: Row, summary: RankSummary, cluster: Cluster, constants: Mapping[str, Efficiency] | None = None
+    row: Row, summary: Summary, cluster: Cluster, constants: Mapping[str, Efficiency] | None = None
 ) -> Prediction:
     """What is predicted of a row; ``constants`` by device stand in for those of the catalogue."""
     wanted = (constants or {}).get(cluster.device.name)
     if wanted is not None:
         cluster = replace(cluster, device=replace(cluster.device, efficiency=wanted))
-    return simulate(summary, cluster, execution(row))
+    if isinstance(summary, RankSummary):
+        return simulate(summary, cluster, execution(row))
+    return _pipeline(row, summary, cluster)
+
+
+def _pipeline(row: Row, summary: StagedSummary, cluster: Cluster) -> Prediction:
+    """Stages of as many layers each, as all frameworks in the rows have them, if that is possible."""
+    layout, depth = row.layout, plans.depth(row)
+    mesh = Mesh(((PIPE, layout.pipe), *summary.mesh.axes))
+    stages = layout.pipe * layout.virtual
+    even = tuple(range(0, row.shape.layers, row.shape.layers // stages)) if row.shape.layers % stages == 0 else None
+    pricer = StagePricer(summary, cluster, execution(row))
+    return pipelined([pricer], depth, Way(mesh, layout.schedule, layout.virtual, even)).prediction
 
 
 def predicted(found: Prediction) -> Predicted:

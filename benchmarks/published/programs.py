@@ -20,9 +20,13 @@ import meshwright
 from benchmarks.published import modules, plans
 from benchmarks.published.rows import Habits, Layout, Row, Shape
 from meshwright.compiler.analysis.summarize import summarize
+from meshwright.compiler.analysis.summarize_stages import summarize_stages
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.compile import compile_step
-from meshwright.compiler.summary import RankSummary
+from meshwright.compiler.passes.stages import block_order
+from meshwright.compiler.passes.take_apart import take_apart
+from meshwright.compiler.passes.untie import untie
+from meshwright.compiler.summary import RankSummary, StagedSummary
 from meshwright.frontend.capture import capture
 
 PRICING = (
@@ -48,9 +52,14 @@ class Key:
 
 
 def key(row: Row) -> Key:
-    # how ops are run is not part of the program
+    # how ops are run is not part of the program, nor is where it is cut by depth
     habits = replace(row.habits, attention="", kernels="")
-    return Key(row.shape, row.layout, habits, row.machine.count)
+    layout, pipe = row.layout, row.layout.pipe
+    layout = replace(layout, pipe=2, virtual=1, schedule="") if pipe > 1 else layout
+    return Key(row.shape, layout, habits, row.machine.count // pipe)
+
+
+Summary = RankSummary | StagedSummary
 
 
 class Programs:
@@ -62,13 +71,14 @@ class Programs:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._captured: tuple[object, StepProgram] | None = None
 
-    def summary(self, row: Row) -> RankSummary:
-        """The summary of a row. Raises MeshwrightError where the plan cannot be followed."""
+    def summary(self, row: Row) -> Summary:
+        """The summary of a row, to be cut by depth if it has a pipeline. Raises MeshwrightError where the plan cannot
+        be followed."""
         wanted = key(row)
         path = self._folder / f"{wanted.name}.pickle" if self._folder else None
         if path is not None and path.exists():
             found = pickle.loads(path.read_bytes())
-            assert isinstance(found, RankSummary)
+            assert isinstance(found, (RankSummary, StagedSummary))
             return found
         made = self._made(row)
         if path is not None:
@@ -77,8 +87,11 @@ class Programs:
             os.replace(file.name, path)
         return made
 
-    def _made(self, row: Row) -> RankSummary:
+    def _made(self, row: Row) -> Summary:
         program = self._program(row)
+        if row.layout.pipe > 1:
+            tied = untie(program, block_order(program.micro.module.graph)[1:])
+            return summarize_stages(take_apart(tied, plans.plan(program, row)), plans.groups(row), plans.repeats(row))
         return summarize(compile_step(program, plans.plan(program, row), verify=False), plans.repeats(row))
 
     def _program(self, row: Row) -> StepProgram:
@@ -108,9 +121,9 @@ def captured(row: Row) -> StepProgram:
     )
 
 
-def prepare(rows: list[Row], programs: Programs, tell: Callable[[str], None]) -> list[RankSummary | str]:
+def prepare(rows: list[Row], programs: Programs, tell: Callable[[str], None]) -> list[Summary | str]:
     """The summary of each row, or why there is none. Rows that share a captured step are compiled one after another."""
-    found: list[RankSummary | str] = [""] * len(rows)
+    found: list[Summary | str] = [""] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: repr(_about(rows[i])))
     for number, place in enumerate(order):
         try:

@@ -46,6 +46,11 @@ class Layout:
     microbatch: int
     batch: int
     """Samples of the whole step."""
+    pipe: int = 1
+    virtual: int = 1
+    """Stages on each rank of the pipeline."""
+    schedule: str = ""
+    """Of a pipeline: a name of the compiler's."""
 
     @property
     def microbatches(self) -> int:
@@ -167,8 +172,6 @@ def parse(raw: Any) -> Row:
     extra = part(raw, "extra")
     if extra.get("suspect"):
         raise Unreadable(f"suspect: {extra['suspect']}")
-    if _number(parallel, "pp", 1) > 1:
-        raise Unreadable("joins with pipeline stages")
     if _number(model, "experts", 0) > 1:
         raise Unreadable("mixture of experts, whose routing the row does not tell")
     if _number(parallel, "cp", 1) > 1:
@@ -186,7 +189,7 @@ def parse(raw: Any) -> Row:
         raise Unreadable("trains adapters alone")
     machine = _machine(part(raw, "hardware"))
     shape = _shape(model)
-    layout = _layout(parallel, machine)
+    layout = _layout(parallel, machine, extra, shape)
     habits = _habits(raw, parallel, extra, measured, shape)
     tier = str(raw.get("tier") or "")
     seconds = _seconds(measured, layout, shape, machine)
@@ -294,13 +297,15 @@ def _machine(hardware: Mapping[str, Any]) -> Machine:
     return Machine(str(gpu), min(per_node, count), count, str(hardware.get("interconnect") or ""))
 
 
-def _layout(parallel: Mapping[str, Any], machine: Machine) -> Layout:
-    tensor = _whole(parallel, "tp", 1)
-    if machine.count % tensor:
-        raise Unreadable(f"tensor {tensor} does not divide {machine.count} devices")
-    data = _whole(parallel, "dp", machine.count // tensor)
-    if data * tensor != machine.count:
-        raise Unreadable(f"data {data} times tensor {tensor} is not {machine.count} devices")
+def _layout(parallel: Mapping[str, Any], machine: Machine, extra: Mapping[str, Any], shape: Shape) -> Layout:
+    tensor, pipe = _whole(parallel, "tp", 1), _whole(parallel, "pp", 1)
+    each = tensor * pipe
+    cut = f"tensor {tensor}" + (f" times pipeline {pipe}" if pipe > 1 else "")
+    if machine.count % each:
+        raise Unreadable(f"{cut} does not divide {machine.count} devices")
+    data = _whole(parallel, "dp", machine.count // each)
+    if data * each != machine.count:
+        raise Unreadable(f"data {data} times {cut} is not {machine.count} devices")
     microbatch = _count(parallel, "microbatch", "the microbatch")
     batch = _count(parallel, "global_batch", "the global batch")
     if batch % (microbatch * data):
@@ -317,7 +322,27 @@ def _layout(parallel: Mapping[str, Any], machine: Machine) -> Layout:
         regather="GRAD_OP" not in fsdp,
         microbatch=microbatch,
         batch=batch,
+        **_pipeline(parallel, extra, shape, pipe),
     )
+
+
+SCHEDULES = {
+    "1f1b": "1f1b", "1f1b-i": "interleaved", "zb-h1": "zb-h1", "zb-h2": "zb-h2", "zb-1p": "zb-h1", "zb-2p": "zb-h2",
+}  # fmt: skip
+"""By a source's name of a schedule the compiler's; those that a search finds under one or two times the memory of 1F1B
+by the schedule that is written for as much."""
+
+
+def _pipeline(parallel: Mapping[str, Any], extra: Mapping[str, Any], shape: Shape, pipe: int) -> dict[str, Any]:
+    if pipe == 1:
+        return {}
+    virtual = _whole(parallel, "vpp", 1)
+    if pipe * virtual > shape.layers:
+        raise Unreadable(f"{pipe * virtual} stages for {shape.layers} layers, so that some have none")
+    said = str(extra.get("schedule") or ("1F1B-I" if virtual > 1 else "1F1B")).lower()
+    if said not in SCHEDULES:
+        raise Unreadable(f"the pipeline schedule {said}")
+    return {"pipe": pipe, "virtual": virtual, "schedule": SCHEDULES[said]}
 
 
 def _habits(

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.published.modules import parameters
 from benchmarks.published.programs import Programs
 from benchmarks.published.rows import Habits, Layout, Machine, Row, Shape, optional, part, source_of
+from meshwright.compiler.summary import RankSummary
 
 SMALL = Shape("gpt", 2, 1024, 8, 8, 4096, 4096, 1024)
 
@@ -67,5 +68,6 @@ def held(stage: int, ranks: int, programs: Programs) -> float:
     )
     row = Row("", "", "M", SMALL, layout, habits, Machine("A100-80GB", 8, ranks, ""), None, None, None, None, True)
     summary = programs.summary(row)
+    assert isinstance(summary, RankSummary)
     total = summary.held.get("parameters", 0) + summary.held.get("optimizer state", 0) + summary.accumulators
     return total / parameters(SMALL, habits)

@@ -34,8 +34,8 @@ from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.adapter import mark_stepped
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
-from meshwright.compiler.graph.rank_program import RankProgram
-from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.graph.pipeline_program import Compiled
+from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
@@ -46,7 +46,9 @@ from meshwright.planning import AUTO, cluster_of, plan_program
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
-from meshwright.runtime.executor import Executor, StepResult
+from meshwright.runtime.executors import executor_for
+from meshwright.runtime.mail import ProcessMail
+from meshwright.runtime.step_executor import StepResult
 from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.gather import full_state_dict
 from meshwright.runtime.materialize import Weights, from_module, materialize, names_of
@@ -105,7 +107,7 @@ def parallelize(
             f"start it with torchrun --nproc-per-node {made.mesh.ranks}, or use virtual={made.mesh.ranks}",
         )
     try:
-        rank_program = compile_step(program, made)
+        rank_program = compile_plan(program, made)
     except MeshwrightError as fault:
         raise MeshwrightError(*(given.located(d) if given else d for d in fault.diagnostics)) from None
     engine = _Virtual(rank_program, model, seed) if virtual else _Process(rank_program, model, seed)
@@ -118,7 +120,7 @@ class Step:
 
     def __init__(
         self,
-        rank_program: RankProgram,
+        rank_program: Compiled,
         engine: _Virtual | _Process,
         optimizers: Sequence[torch.optim.Optimizer],
         passing: frozenset[str],
@@ -207,7 +209,7 @@ def _settings(optimizers: Sequence[torch.optim.Optimizer], program: StepProgram)
 class _Virtual:
     """All ranks in this process."""
 
-    def __init__(self, rank_program: RankProgram, model: nn.Module, seed: int) -> None:
+    def __init__(self, rank_program: Compiled, model: nn.Module, seed: int) -> None:
         self.cluster = VirtualCluster(rank_program, from_module(model), seed=seed)
         self.seed = seed
 
@@ -230,15 +232,15 @@ class _Virtual:
 class _Process:
     """This process is one rank."""
 
-    def __init__(self, rank_program: RankProgram, model: nn.Module, seed: int) -> None:
+    def __init__(self, rank_program: Compiled, model: nn.Module, seed: int) -> None:
         self.seed = seed
         mesh = rank_program.mesh
         communicator = ProcessCommunicator(mesh, rank_program.plan.microbatches, axes_used(rank_program))
         device = _device()
-        (holdings,) = materialize(
-            rank_program, _from_rank_0(from_module(model), device), [mesh.coordinates(communicator.rank)], device=device
-        )
-        self.executor = Executor(rank_program, communicator, holdings, device=device)
+        weights, own = _from_rank_0(from_module(model), device), [mesh.coordinates(communicator.rank)]
+        (holdings,) = materialize(rank_program, weights, own, device=device, together=True)
+        mail = ProcessMail(communicator)
+        self.executor = executor_for(rank_program, communicator, mail, holdings, device=device)
 
     def step(self, batch: Mapping[str, Tensor], step: int, scalars: Mapping[str, float]) -> StepResult:
         feed = whole_batch(batch, self.executor.rank_program.program)

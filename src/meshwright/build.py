@@ -13,9 +13,9 @@ from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.artefact import write_artefact
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.graph.rank_program import RankProgram
-from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
@@ -31,7 +31,7 @@ from meshwright.planning import AUTO, cluster_of, plan_program
 class Built:
     """A compiled step and the folder that it was written to."""
 
-    rank_program: RankProgram
+    rank_program: Compiled
     folder: Path
     warnings: tuple[Diagnostic, ...]
 
@@ -79,7 +79,7 @@ def compile(
     decided = decide(source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch, precision=precision)
     loaded = decided.source
     with decided.located():
-        rank_program = compile_step(decided.program, _for_ranks(decided.plan, ranks))
+        rank_program = compile_plan(decided.program, _for_ranks(decided.plan, ranks))
     weights = {} if loaded.train.initial else loaded.weights()
     tensors = {"initial": weights} if weights else {}
     changing = loaded.schedule(decided.program.scalars, loaded.train.steps)

@@ -30,7 +30,8 @@ from meshwright.compiler.search.infeasible import infeasible
 from meshwright.compiler.search.limits import Limits, reserve_bytes
 from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.search.prices import Priced
-from meshwright.compiler.search.search import Search, search
+from meshwright.compiler.search.search import search
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.why_not import WhyNot, why_not
 from meshwright.frontend.capture.fingerprint import outline
 from meshwright.frontend.pins import section_pins
@@ -142,7 +143,7 @@ def plan_folded(
     began = time.perf_counter()
     facts = program_facts(folded, precision)
     limits = limits or Limits()
-    pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins)
+    pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins, limits.reserve)
     found = search(facts, cluster, count, limits, pricer)
     told_of = [*_slow(facts.dtype, cluster), *pricer.told]
     if found.best is None:
@@ -151,7 +152,9 @@ def plan_folded(
     best = found.best
     told = tuple(reasons(found))
     source = folded.source or folded.program
-    made = Realiser(source, precision, facts.blocks, folded.names(), limits.pins).plan(best.candidate)
+    pipeline = pricer.pipelined(best.candidate).pipeline if best.candidate.pipe > 1 else None
+    realiser = Realiser(source, precision, facts.blocks, folded.names(), limits.pins)
+    made = realiser.plan(best.candidate, pipeline, pricer.recomputed(best.candidate))
     hashes = replace(made.hashes, cluster=cluster_hash(cluster))
     if folded.absent:
         hashes = replace(hashes, model="", outline=outline(folded.parameters(), source.batch))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
-from meshwright.compiler.analysis.blocks import fold
+from meshwright.compiler.analysis.blocks import Folded, fold, unfolded
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL, preset
@@ -14,11 +15,16 @@ from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import labels, repeated_blocks
+from meshwright.compiler.passes.pipeline import check_stages
+from meshwright.compiler.passes.stages import block_order
 from meshwright.compiler.passes.treated import treatments
-from meshwright.compiler.plan import Plan, pattern_expression
+from meshwright.compiler.plan import PIPE, Pipeline, Plan, Save, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.schedules.of_plan import schedule_of
 from meshwright.compiler.timeline import simulate
-from meshwright.pricing import DEEPEST, summary_of, turns
+from meshwright.compiler.timeline.planned import scheduled
+from meshwright.compiler.timeline.stage import StagePricer
+from meshwright.pricing import DEEPEST, depth_of, staged_summary_of, summary_of, turns
 
 
 def predict(
@@ -66,13 +72,34 @@ def predict_step(
     Raises MeshwrightError as :func:`predict`.
     """
     check_ranks(plan.mesh, cluster)
-    if plan.prefetch > DEEPEST:
+    if plan.prefetch > DEEPEST and plan.pipeline is None:
         return predict(program, plan, cluster, execution=execution, spans=spans)
     saves = treatments(program.micro, plan.recompute)
     places = turns(repeated_blocks(labels(program)), plan.recompute)
     alike = {block: (places.get(block), cuts) for block, cuts in _cuts(program, plan).items()}
-    summary = summary_of(fold(program, {**saves, **alike}), plan, saves)
-    return simulate(summary, cluster, execution, spans=spans)
+    folded = fold(program, {**saves, **alike}) if plan.prefetch <= DEEPEST else unfolded(program)
+    if plan.pipeline is not None:
+        return _predict_pipeline(folded, plan, plan.pipeline, saves, cluster, execution or Execution(), spans)
+    return simulate(summary_of(folded, plan, saves), cluster, execution, spans=spans)
+
+
+def _predict_pipeline(
+    folded: Folded,
+    plan: Plan,
+    pipeline: Pipeline,
+    saves: Mapping[str, Save],
+    cluster: Cluster,
+    execution: Execution,
+    spans: bool,
+) -> Prediction:
+    """Predict a step that is cut by depth: what its stages do is read off the program of a rank that had them all."""
+    program = folded.source or folded.program
+    check_stages(block_order(program.micro.module.graph), pipeline.first_blocks, plan)
+    schedule = schedule_of(plan)
+    inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
+    summary = staged_summary_of(folded, replace(plan, mesh=inner, pipeline=None), saves)
+    pricer = StagePricer(summary, cluster, execution)
+    return scheduled(pricer, depth_of(folded, summary), plan.mesh, pipeline, schedule, spans=spans)
 
 
 def _cuts(program: StepProgram, plan: Plan) -> dict[str, Hashable]:

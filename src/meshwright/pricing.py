@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from meshwright.compiler.analysis.blocks import Folded, Unknown
 from meshwright.compiler.analysis.stand_ins import stand_ins
 from meshwright.compiler.analysis.summarize import summarize
+from meshwright.compiler.analysis.summarize_stages import summarize_stages
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
+from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.realise import Realiser
+from meshwright.compiler.passes.stages import block_order
+from meshwright.compiler.passes.take_apart import take_apart
 from meshwright.compiler.passes.treated import present
-from meshwright.compiler.plan import Plan, Precision, Recompute, Save, pattern_expression
+from meshwright.compiler.passes.untie import untie
+from meshwright.compiler.plan import PIPE, Plan, Precision, Recompute, Save, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction, between
-from meshwright.compiler.search.candidate import Candidate
+from meshwright.compiler.search.candidate import SAVES, Candidate
 from meshwright.compiler.search.pins import Pins
-from meshwright.compiler.summary import RankSummary
+from meshwright.compiler.summary import RankSummary, StagedSummary
 from meshwright.compiler.timeline import simulate
+from meshwright.compiler.timeline.cuts import Depth
+from meshwright.compiler.timeline.planned import Pipelined, Way, pipelined
+from meshwright.compiler.timeline.stage import StagePricer
 
 DEEPEST = 1
 """A folded step shows how weights are gathered so many blocks ahead."""
+USUAL = "1f1b"
+"""The schedule of a pipeline for which none is said."""
 
 
 class Pricer:
@@ -37,8 +48,11 @@ class Pricer:
         cluster: Cluster,
         execution: Execution,
         pins: Pins | None = None,
+        reserve: int = 0,
     ) -> None:
+        """``reserve``: bytes of each device that stay free, for what is chosen by the memory there is."""
         self._pins = pins
+        self._reserve = reserve
         self._precision = precision
         self._cluster = cluster
         self._execution = execution
@@ -50,10 +64,15 @@ class Pricer:
         self.told: dict[Diagnostic, None] = {}
         """What the compiler has warned of."""
         self._summaries: dict[Candidate, RankSummary] = {}
+        self._staged: dict[Candidate, tuple[StagedSummary, Depth]] = {}
+        self._pricers: dict[tuple[Candidate, Cluster], StagePricer] = {}
+        self._pipelines: dict[tuple[Candidate, Cluster], Pipelined] = {}
 
     def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
         """See :class:`meshwright.compiler.search.prices.Prices`. Raises :class:`Unknown` for a step that was captured
         by its first layers, if none of them is treated as others are."""
+        if candidate.pipe > 1:
+            return self.pipelined(candidate, cluster).prediction
         if candidate not in self._summaries:
             self._summaries[candidate] = self._summary(candidate)
         found = simulate(self._summaries[candidate], cluster or self._cluster, self._execution)
@@ -66,6 +85,55 @@ class Pricer:
             self.price(replace(candidate, save=save, every=1), cluster) for save in (candidate.save, "all")
         )
         return between(found, treated, plain, share)
+
+    def pipelined(self, candidate: Candidate, cluster: Cluster | None = None) -> Pipelined:
+        """Where a candidate with a pipe axis is cut, and what is predicted of it.
+
+        Whatever its stages and schedule are, what is compiled is the program of a rank that had them all.
+        """
+        where = cluster or self._cluster
+        key = (candidate, where)
+        if key not in self._pipelines:
+            inner = candidate.inner
+            every = [replace(inner, save=save) for save in self._levels(candidate)]
+            pricers, depths = zip(*(self._stages(one, where) for one in every), strict=True)
+            mesh = Mesh(((PIPE, candidate.pipe), *pricers[0].summary.mesh.axes))
+            device = where.device
+            room = (device.memory - self._reserve - device.efficiency.reserve) / (1 + device.efficiency.fragmentation)
+            way = Way(mesh, candidate.schedule or USUAL, candidate.virtual, room=room)
+            self._pipelines[key] = pipelined(pricers, depths[0], way)
+        return self._pipelines[key]
+
+    def _levels(self, candidate: Candidate) -> list[Save]:
+        """What stages may keep, the most first."""
+        if not candidate.by_stage:
+            return [candidate.save]
+        saves = list(SAVES)
+        return saves[: saves.index(candidate.save) + 1]
+
+    def recomputed(self, candidate: Candidate) -> tuple[Recompute, ...] | None:
+        """What each block of a pipeline recomputes, if that is chosen stage by stage."""
+        if not candidate.by_stage:
+            return None
+        found, (_, depth) = self.pipelined(candidate), self._stages(candidate.inner, self._cluster)
+        starts = depth.starts(found.pipeline.first_blocks)
+        saves = [self._levels(candidate)[level] for level in found.levels]
+        own = [saves[sum(start <= i for start in starts) - 1] for i in range(len(depth.names))]
+        if len(set(own)) == 1:
+            return tuple(Recompute(pattern, own[0]) for pattern in self._blocks) if own[0] != "all" else ()
+        return tuple(Recompute(name, save) for name, save in zip(depth.names, own, strict=True) if save != "all")
+
+    def _stages(self, inner: Candidate, cluster: Cluster) -> tuple[StagePricer, Depth]:
+        """The pricer of stages of a candidate without a pipe axis, and the model's depth."""
+        if inner not in self._staged:
+            folded, saves = self._folding(inner)
+            plan = self._realiser(inner.every, folded).plan(inner)
+            summary = staged_summary_of(folded, plan, saves, self._known, self.told)
+            self._staged[inner] = summary, depth_of(folded, summary)
+        summary, depth = self._staged[inner]
+        if (inner, cluster) not in self._pricers:
+            self._pricers[inner, cluster] = StagePricer(summary, cluster, self._execution)
+        return self._pricers[inner, cluster], depth
 
     def _share(self, candidate: Candidate) -> float:
         """The part of the blocks that recomputes."""
@@ -80,6 +148,18 @@ class Pricer:
         return replace(folded, program=folded.source or folded.program, repeats={}, groups=())
 
     def _summary(self, candidate: Candidate) -> RankSummary:
+        folded, saves = self._folding(candidate)
+        return summary_of(
+            folded, self._realiser(candidate.every, folded).plan(candidate), saves, self._known, self.told
+        )
+
+    def _realiser(self, every: int, folded: Folded) -> Realiser:
+        if every not in self._realisers:
+            self._realisers[every] = Realiser(folded.program, self._precision, self._blocks, pins=self._pins)
+        return self._realisers[every]
+
+    def _folding(self, candidate: Candidate) -> tuple[Folded, Mapping[str, Save]]:
+        """The step folded for a candidate, and by block what it keeps."""
         every = candidate.every
         entries = [Recompute(pattern, candidate.save, every) for pattern in self._blocks]
         saves = treatments(self._blocks, entries)
@@ -89,10 +169,7 @@ class Pricer:
             places, saves = roles, {name: save for name, (save, _) in roles.items()}
         if every not in self._folded:
             self._folded[every] = self._folded[1].refold(places)
-        folded = self._whole() if candidate.prefetch > DEEPEST else self._folded[every]
-        if every not in self._realisers:
-            self._realisers[every] = Realiser(folded.program, self._precision, self._blocks, pins=self._pins)
-        return summary_of(folded, self._realisers[every].plan(candidate), saves, self._known, self.told)
+        return (self._whole() if candidate.prefetch > DEEPEST else self._folded[every]), saves
 
 
 def treatments(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, Save]:
@@ -135,12 +212,50 @@ def summary_of(
 
     Every k-th block of the whole step is not every k-th of the folded one: there, blocks are named one by one.
     """
-    if any(entry.every > 1 for entry in plan.recompute):
-        named = [Recompute(name, save) for name, save in saves.items() if save != "all"]
-        plan = replace(plan, recompute=present(folded.program.micro, named))
+    with _telling(told):
+        compiled = compile_step(folded.program, _of_folded(plan, folded, saves), verify=False, known=known)
+    return summarize(compiled, folded.repeats)
+
+
+def staged_summary_of(
+    folded: Folded,
+    plan: Plan,
+    saves: Mapping[str, Save],
+    known: KnownGraphs | None = None,
+    told: dict[Diagnostic, None] | None = None,
+) -> StagedSummary:
+    """Like :func:`summary_of`, to be cut by depth: of a plan without the axis ``pipe``."""
+    program = folded.program
+    tied = untie(program, block_order(program.micro.module.graph)[1:])
+    with _telling(told):
+        taken = take_apart(tied, _of_folded(plan, folded, saves), known)
+    pairs = [(g.kept[0], g.kept[-1]) for g in folded.groups if g.kept[0] in taken.blocks]
+    return summarize_stages(taken, pairs, folded.repeats)
+
+
+def depth_of(folded: Folded, summary: StagedSummary) -> Depth:
+    """All blocks of the step that was folded, in order, each with the one of the summary that it is like."""
+    like = {name: g.kept[0] if name == g.kept[0] else g.kept[-1] for g in folded.groups for name in g.blocks}
+    order = block_order((folded.source or folded.program).micro.module.graph)
+    if folded.absent:
+        known = repeated_blocks(folded.blocks())
+        containers = dict.fromkeys(f"{name.rpartition('.')[0]}.*".lstrip(".") for name in order)
+        order = [name for pattern in containers for name in known.get(pattern, ())]
+    return Depth(tuple(order), tuple(like.get(name, name) for name in order))
+
+
+def _of_folded(plan: Plan, folded: Folded, saves: Mapping[str, Save]) -> Plan:
+    if all(entry.every == 1 for entry in plan.recompute):
+        return plan
+    named = [Recompute(name, save) for name, save in saves.items() if save != "all"]
+    return replace(plan, recompute=present(folded.program.micro, named))
+
+
+@contextmanager
+def _telling(told: dict[Diagnostic, None] | None) -> Iterator[None]:
+    """Add what the compiler warns of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compiled = compile_step(folded.program, plan, verify=False, known=known)
+        yield
     if told is not None:
         told |= {w.message.diagnostic: None for w in caught if isinstance(w.message, DiagnosticWarning)}
-    return summarize(compiled, folded.repeats)

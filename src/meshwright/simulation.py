@@ -16,6 +16,7 @@ from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, error, suggestion
 from meshwright.compiler.emit.artefact import read_artefact
+from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.verify_shapes import lay_out
 from meshwright.compiler.plan import Plan, Precision
@@ -69,9 +70,13 @@ def simulate(
             raise error("E0472", message, action="give the source (a .mw file or package.module:factory) instead")
         artefact = read_artefact(source)
         rank_program = artefact.rank_program
-        lay_out(rank_program)
         where = _for(rank_program.plan, where)
-        prediction = predict_rank_program(rank_program, where, execution=execution, spans=spans)
+        if isinstance(rank_program, PipelineProgram):
+            program = rank_program.program
+            prediction = predict_step(program, rank_program.plan, where, execution=execution, spans=spans)
+        else:
+            lay_out(rank_program)
+            prediction = predict_rank_program(rank_program, where, execution=execution, spans=spans)
         return Simulated(
             artefact.source.place,
             rank_program.program,
@@ -115,4 +120,4 @@ def _for(plan: Plan, cluster: Cluster | str | Path) -> Cluster:
 def _is_open(plan: str | Path | Plan) -> bool:
     """Whether a preset leaves a size to the number of ranks."""
     words = re.split("[,*]", plan) if isinstance(plan, str) else []
-    return any(re.fullmatch(r"\s*(ddp|zero[123]|fsdp|tp)\s*", word) for word in words)
+    return any(re.fullmatch(r"\s*(pp|ddp|zero[123]|fsdp|tp)\s*", word) for word in words)

@@ -13,10 +13,10 @@ from pathlib import Path
 from torch import Tensor
 
 from meshwright.compiler.emit.artefact import read_artefact
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.graph.single import run_single
-from meshwright.compiler.graph.widen_rank import widen_rank_program
+from meshwright.compiler.graph.widen_rank import widen_compiled
 from meshwright.job import first_weights, schedule_of
 from meshwright.runtime.data import RandomSource
 from meshwright.runtime.materialize import Weights
@@ -66,7 +66,7 @@ def verify_artefact(folder: str | Path, steps: int = 2, seed: int | None = None)
 
 
 def verify(
-    rank_program: RankProgram,
+    rank_program: Compiled,
     weights: Weights,
     batches: Callable[[int], Mapping[str, Tensor]],
     scalars: Callable[[int], Mapping[str, float]],
@@ -74,7 +74,7 @@ def verify(
     seed: int = 0,
 ) -> Verification:
     """Run both and compare after every step. Two steps, so that what the optimizer remembers of the first counts."""
-    wide = widen_rank_program(rank_program)
+    wide = widen_compiled(rank_program)
     program = wide.program
     cluster = VirtualCluster(wide, weights, seed=seed, keep_gradients=True)
     parameters, buffers = cluster.full_parameters(), cluster.full_buffers()

@@ -15,7 +15,7 @@ from meshwright.compiler.plan import Precision
 from meshwright.compiler.prediction import Execution
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pin_text import parse_pins
-from meshwright.compiler.search.search import Search
+from meshwright.compiler.search.state import Search
 from meshwright.frontend.capture.shallow import capture_folded
 from meshwright.planning import plan_folded
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.explain import reasons, runner_up
 from meshwright.compiler.search.pin_text import parse_pins
-from meshwright.compiler.search.search import Search
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.why_not import why_not
 from tests.field.deep import planned
 

@@ -12,9 +12,10 @@ from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime.checkpoint import CheckpointPolicy
 from meshwright.runtime.environment import place_of
-from meshwright.runtime.executor import Executor
+from meshwright.runtime.executors import executor_for
 from meshwright.runtime.feed import Rows, whole_batch
 from meshwright.runtime.gather import full_state_dict
+from meshwright.runtime.mail import ProcessMail
 from meshwright.runtime.materialize import materialize
 from meshwright.runtime.train import TrainConfig
 from meshwright.runtime.worker import Session, WorkerJob, run_session
@@ -66,7 +67,7 @@ def train_artefact(
     def body(session: Session) -> None:
         coordinates = rank_program.mesh.coordinates(session.place.rank)
         (holdings,) = materialize(rank_program, lambda name, spec: saved[name], [coordinates])
-        executor = Executor(rank_program, session.communicator, holdings)
+        executor = executor_for(rank_program, session.communicator, ProcessMail(session.communicator), holdings)
         feed = whole_batch(batch, rank_program.program)
         results = [executor.step(feed, step=step, seed=3) for step in range(steps)]
         kept.append(([(r.loss, r.norm) for r in results], full_state_dict(executor)))

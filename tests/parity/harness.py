@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.graph.widen import widen
-from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.frontend.capture import capture
 from meshwright.runtime.materialize import from_module
@@ -85,6 +86,11 @@ class Difference:
     def worst(self) -> float:
         return max(self.loss, self.norm, self.gradients, self.weights)
 
+    @staticmethod
+    def worst_of(steps: Sequence[Difference]) -> Difference:
+        """The largest of each kind."""
+        return Difference(*(max(getattr(d, f.name) for d in steps) for f in fields(Difference)))
+
 
 @cache
 def examples(task: Task) -> tuple[Example, ...]:
@@ -104,24 +110,33 @@ def captured(task: Task) -> StepProgram:
     return widen(program)
 
 
+def compiled(cell: Cell) -> Compiled:
+    """What the ranks of the cell run."""
+    program = captured(cell.task)
+    return compile_plan(program, replace(preset(cell.plan, program, cell.ranks), microbatches=cell.microbatches))
+
+
 def measure(cell: Cell) -> Difference:
     """Run the cell and say how far it is from one device."""
-    program = captured(cell.task)
-    plan = replace(preset(cell.plan, program, cell.ranks), microbatches=cell.microbatches)
     weights = from_module(copy.deepcopy(examples(cell.task)[0].model).double())
-    cluster = VirtualCluster(compile_step(program, plan), weights, seed=SEED, keep_gradients=True)
+    cluster = VirtualCluster(compiled(cell), weights, seed=SEED, keep_gradients=True)
     differences = []
     for example, step in zip(examples(cell.task), truth(cell.task), strict=True):
         got = cluster.step(example.batch)
-        differences.append(
-            Difference(
-                loss=abs(got.loss - step.loss) / abs(step.loss),
-                norm=abs(got.norm - step.norm) / step.norm,
-                gradients=far(cluster.full_gradients(), canonical(program, step.gradients)),
-                weights=far(cluster.full_parameters(), canonical(program, step.weights)),
-            )
-        )
-    return Difference(*(max(getattr(d, f) for d in differences) for f in ("loss", "norm", "gradients", "weights")))
+        differences.append(compare(cluster, got.loss, got.norm, step))
+    return Difference.worst_of(differences)
+
+
+def compare(cluster: VirtualCluster, loss: float, norm: float | None, step: Step) -> Difference:
+    """How far a step is from the same on one device: loss and norm, and the gradients and weights of a cluster."""
+    program = cluster.rank_program.program
+    assert norm is not None
+    return Difference(
+        loss=abs(loss - step.loss) / abs(step.loss),
+        norm=abs(norm - step.norm) / step.norm,
+        gradients=far(cluster.full_gradients(), canonical(program, step.gradients)),
+        weights=far(cluster.full_parameters(), canonical(program, step.weights)),
+    )
 
 
 def canonical(program: StepProgram, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.cli.stages import stages_of
 from meshwright.cli.tables import plan_line, show, size, table
 
 if TYPE_CHECKING:
     from meshwright.compiler.communication import Traffic
     from meshwright.compiler.emit.artefact import Artefact
     from meshwright.compiler.prediction import Memory
+    from meshwright.inspection import Inspected
 
 
 def inspect_command(
@@ -24,34 +26,18 @@ def inspect_command(
 ) -> None:
     """Show the plan, the program, memory per rank by kind, and communication by kind and axis."""
     from meshwright.cli.faults import print_diagnostics
-    from meshwright.compiler.analysis.summarize import summarize
-    from meshwright.compiler.communication import communication
-    from meshwright.compiler.emit.artefact import read_artefact
-    from meshwright.compiler.memory import memory
-    from meshwright.compiler.passes.verify_shapes import lay_out
+    from meshwright.inspection import inspect_artefact
 
-    artefact = read_artefact(folder)
-    lay_out(artefact.rank_program)
-    summary = summarize(artefact.rank_program)
-    needs, traffic = memory(summary), communication(summary)
+    found = inspect_artefact(folder)
+    artefact = found.artefact
     if artefact.warnings:
         print_diagnostics(*artefact.warnings)
     if as_json:
-        typer.echo(json.dumps(_json(artefact, needs, traffic), indent=2))
+        typer.echo(json.dumps(_json(found), indent=2))
         return
     typer.echo(f"{artefact.source.place}\n{plan_line(artefact.rank_program)}\n")
-    show(_parameters(artefact), _program(artefact), _memory(needs), _communication(traffic), *_errors(artefact, needs))
-
-
-def _graphs(artefact: Artefact) -> list[tuple[str, int, int]]:
-    """By graph: its ops for one device, and for a rank."""
-    rank = artefact.rank_program
-    counts = []
-    for name in ("prologue", "micro", "update"):
-        whole, local = getattr(rank.program, name), getattr(rank, name)
-        ops = [sum(n.op == "call_function" for n in g.module.graph.nodes) for g in (whole, local)]
-        counts.append((name, ops[0], ops[1]))
-    return counts
+    shown = [_parameters(artefact), _program(found), *stages_of(found.flow), _memory(found.memory)]
+    show(*shown, _communication(found.traffic), *_errors(artefact, found.memory))
 
 
 def _parameters(artefact: Artefact) -> Any:
@@ -66,8 +52,8 @@ def _parameters(artefact: Artefact) -> Any:
     return table("Plan: how parameters lie", ("parameter", "computed with", "at rest", "gradient", "state"), rows)
 
 
-def _program(artefact: Artefact) -> Any:
-    rows = [(name, str(whole), str(local)) for name, whole, local in _graphs(artefact)]
+def _program(found: Inspected) -> Any:
+    rows = [(name, str(whole or ""), str(local)) for name, whole, local in found.graphs]
     return table("Program: ops", ("graph", "one device", "each rank"), rows, numbers=(1, 2))
 
 
@@ -120,8 +106,8 @@ def _communication(traffic: list[Traffic]) -> Any:
     return table("Communication in one step", columns, rows, numbers=(3, 4, 5))
 
 
-def _json(artefact: Artefact, needs: Memory, traffic: list[Traffic]) -> dict[str, Any]:
-    rank = artefact.rank_program
+def _json(found: Inspected) -> dict[str, Any]:
+    artefact, needs, rank = found.artefact, found.memory, found.artefact.rank_program
     return {
         "source": {"kind": artefact.source.kind, "place": artefact.source.place},
         "plan": {
@@ -137,9 +123,10 @@ def _json(artefact: Artefact, needs: Memory, traffic: list[Traffic]) -> dict[str
             name: {kind: str(getattr(lies, kind)) for kind in ("compute", "rest", "gradient", "state")}
             for name, lies in rank.layouts.items()
         },
-        "program": {name: {"one device": whole, "each rank": local} for name, whole, local in _graphs(artefact)},
+        "program": {name: {"one device": whole, "each rank": local} for name, whole, local in found.graphs},
+        "pipeline": asdict(rank.plan.pipeline) if rank.plan.pipeline is not None else None,
         "memory": asdict(needs),
-        "communication": [asdict(t) for t in traffic],
+        "communication": [asdict(t) for t in found.traffic],
         "predicted": asdict(rank.plan.predicted) if rank.plan.predicted is not None else None,
         "compared": [
             {"what": name, "predicted": predicted, "measured": measured}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.cli.settings import overrides, read_precision
+from meshwright.cli.stages import stages_of
 from meshwright.cli.tables import described, show, size, table
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def simulate_command(
         typer.echo(json.dumps(_json(found), indent=2))
         return
     typer.echo(f"{found.place} on {found.cluster.name}\n{described(found.plan, found.program)}\n{_line(found)}\n")
-    shown = [_time(found.prediction), _communication(found.prediction), _memory(found)]
+    prediction = found.prediction
+    shown = [_time(prediction), _communication(prediction), *stages_of(prediction.flow, times=True), _memory(found)]
     show(*(one for one in shown if one.row_count))
     if trace is not None:
         typer.echo(f"the timeline is written to {trace}")

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from meshwright.compiler.graph.pipeline_program import Compiled
     from meshwright.compiler.graph.program import StepProgram
-    from meshwright.compiler.graph.rank_program import RankProgram
     from meshwright.compiler.plan import Plan
 
 
-def plan_line(rank_program: RankProgram) -> str:
+def plan_line(rank_program: Compiled) -> str:
     """One line on what was compiled."""
     return described(rank_program.plan, rank_program.program)
 
@@ -23,8 +23,11 @@ def described(plan: Plan, program: StepProgram) -> str:
     """One line on a plan for a program."""
     count = sum(_elements(p.spec.shape) for p in program.parameters)
     name = f"{plan.name}: " if plan.name else ""
+    stages = ""
+    if plan.pipeline is not None:
+        stages = f"{len(plan.pipeline.first_blocks) + 1} stages by {plan.pipeline.schedule}, "
     return (
-        f"{name}{plan.mesh.ranks} ranks ({plan.mesh}), {plan.microbatches} microbatch"
+        f"{name}{plan.mesh.ranks} ranks ({plan.mesh}), {stages}{plan.microbatches} microbatch"
         f"{'' if plan.microbatches == 1 else 'es'} of {program.batch_size // plan.microbatches} samples, "
         f"{count:,} parameters"
     )

@@ -75,6 +75,26 @@ class Recompute:
     every: int = 1
 
 
+PIPE = "pipe"
+"""The mesh axis along which the stages of a pipeline lie."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How blocks are cut by depth over the axis ``pipe``, and in which order the passes of the stages run.
+
+    With v stages on each of p ranks there are v*p - 1 ``first_blocks``. The plan's microbatches go through the stages.
+    """
+
+    first_blocks: tuple[str, ...]
+    """The blocks that the stages after the first begin with, in the model's order."""
+    schedule: str = "1f1b"
+    """A name of ``compiler/schedules``."""
+    table: str = ""
+    """What every rank does, a line for each, in the form of :mod:`meshwright.compiler.schedules.table`; empty: what the
+    schedule of that name does where all passes take as long."""
+
+
 @dataclass(frozen=True)
 class Hashes:
     """What the plan was made for; checked on load."""
@@ -125,6 +145,8 @@ class Plan:
     prefetch: int = 0
     """How many blocks ahead stored weights are gathered, beside the computation; 0: when they are needed. With 1 or
     more, gradients are reduced beside the computation too."""
+    pipeline: Pipeline | None = None
+    """Only where the mesh has the axis ``pipe``."""
     hashes: Hashes = field(default_factory=Hashes)
     name: str = ""
     """The preset that made it, for people."""

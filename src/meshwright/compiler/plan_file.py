@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.compiler.diagnostics import Diagnostic, Span, error
-from meshwright.compiler.plan import Hashes, Plan
+from meshwright.compiler.plan import PIPE, Hashes, Pipeline, Plan
 from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanReader
 from meshwright.compiler.prediction_text import predicted_lines
 from meshwright.compiler.toml_text import TomlText, parse_toml
@@ -32,6 +32,8 @@ def plan_to_toml(plan: Plan) -> str:
         lines += ["", "reasons = [", *(f"    {_text(reason)}," for reason in plan.reasons), "]"]
     lines += ["", "[mesh]  # axes of the cluster, outermost first"]
     lines += [f"{_key(name)} = {size}" for name, size in plan.mesh.axes]
+    if plan.pipeline is not None:
+        lines += _pipeline_lines(plan.pipeline)
     lines += ["", "[storage]  # mesh axes over which each kind of tensor is stored in shards"]
     lines += [f"{kind} = {_list(getattr(plan.storage, kind))}" for kind in TABLES["storage"]]
     lines += ["", f"[precision]  # {', '.join(DTYPES)}"]
@@ -66,6 +68,15 @@ def plan_to_toml(plan: Plan) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def _pipeline_lines(pipeline: Pipeline) -> list[str]:
+    lines = ["", f"[pipeline]  # the axis '{PIPE}': how blocks are cut by depth, in which order stages' passes run"]
+    lines += [f"schedule = {_text(pipeline.schedule)}", "first_blocks = [  # of the stages after the first"]
+    lines += [*(f"    {_text(block)}," for block in pipeline.first_blocks), "]"]
+    if pipeline.table:
+        lines += ["# what each rank does, a line for each", 'table = """', *pipeline.table.strip().splitlines(), '"""']
+    return lines
+
+
 @dataclass(frozen=True)
 class PlanFile:
     """A plan and the text that it was read from, so that later faults of it can be told with their line."""
@@ -83,6 +94,14 @@ class PlanFile:
         for index, pattern in enumerate(entry.pattern for entry in entries):
             if pattern in quoted:
                 return replace(fault, place=self.toml.value(table, index, "pattern"))
+        pipeline = self.plan.pipeline
+        if pipeline is not None and fault.code in ("E0502", "E0506", "E0507"):
+            if fault.code != "E0502":
+                return replace(fault, place=self.toml.value("pipeline", "table"))
+            block = next((name for name in quoted if name in pipeline.first_blocks), None)
+            if block is not None:
+                return replace(fault, place=self.toml.value("pipeline", "first_blocks", piece=block))
+            return replace(fault, place=self.toml.key("pipeline"))
         if "microbatch" in fault.message and "microbatches" in self.toml.values:
             return replace(fault, place=self.toml.value("microbatches"))
         return fault

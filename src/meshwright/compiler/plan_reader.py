@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, suggestion
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding, parse_sharding
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
+from meshwright.compiler.pipeline_reader import read_pipeline
 from meshwright.compiler.prediction_text import PREDICTED, read_predicted, read_reasons
 from meshwright.compiler.recompute_reader import read_offload, read_prefetch, read_recompute
 from meshwright.compiler.toml_text import TomlText
@@ -18,13 +19,14 @@ DTYPES = ("fp64", "fp32", "bf16", "fp16")
 
 TABLES: dict[str, dict[str, type]] = {
     "": {"name": str, "batch": list, "sequence": list, "microbatches": int, "mesh": dict, "storage": dict,
-         "precision": dict, "parameters": list, "recompute": list, "offload": list, "prefetch": int, "made_for": dict,
+         "precision": dict, "parameters": list, "recompute": list, "offload": list, "prefetch": int, "pipeline": dict, "made_for": dict,
          "predicted": dict, "reasons": list},
     "storage": {"parameters": list, "gradients": list, "state": list},
     "precision": {"compute": str, "weights": str, "reduce": str},
     "made_for": {"model": str, "torch": str, "cluster": str, "outline": str},
     "parameters": {"pattern": str, "compute": str, "rest": str, "gradient": str, "state": str},
     "recompute": {"pattern": str, "save": str, "every": int},
+    "pipeline": {"schedule": str, "first_blocks": list, "table": str},
     **PREDICTED,
 }  # fmt: skip
 _TYPES = {str: "a text in quotes", list: "a list", int: "a whole number", float: "a number", dict: "a table"}
@@ -54,6 +56,7 @@ class PlanReader:
             recompute=read_recompute(self, top.get("recompute", [])),
             offload=read_offload(self, top.get("offload", [])),
             prefetch=read_prefetch(self, top.get("prefetch", 0)),
+            pipeline=read_pipeline(self, top.get("pipeline"), self.mesh),
             hashes=Hashes(**self._section(top, "made_for", lambda table, path: table[path[-1]])),
             name=top.get("name", ""),
             predicted=read_predicted(self, top.get("predicted")),

@@ -31,6 +31,37 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class StagePrediction:
+    """One stage of a pipeline. Seconds are those of one microbatch."""
+
+    rank: int
+    """Its coordinate along the axis ``pipe``."""
+    blocks: int
+    forward: float
+    input: float
+    weight: float
+    in_flight: int
+    """The most microbatches whose activations it holds at once."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How microbatches go through the stages of a pipeline."""
+
+    schedule: str
+    stages: tuple[StagePrediction, ...]
+    bubble: float
+    """The share of the step in which the busiest rank waits for others."""
+    memory: tuple[int, ...]
+    """By ``pipe`` coordinate, the bytes at its peak; :class:`Memory` is that of the one which needs most."""
+
+    @property
+    def fullest(self) -> int:
+        """The ``pipe`` coordinate that needs most memory."""
+        return max(range(len(self.memory)), key=lambda rank: self.memory[rank])
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One step of a plan on a cluster."""
 
@@ -51,6 +82,8 @@ class Prediction:
     """Model FLOPs of the step over what all devices could do in its time, at the peak of the compute dtype."""
     tokens_per_second: float
     spans: tuple[Span, ...] = ()
+    flow: Flow | None = None
+    """Of a pipeline. Times are then those of its busiest rank, memory that of the fullest."""
 
 
 def between(memory_of: Prediction, one: Prediction, other: Prediction, share: float) -> Prediction:

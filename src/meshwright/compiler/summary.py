@@ -107,6 +107,12 @@ class Item:
     read_bytes: tuple[int, ...] = ()
     recomputed: bool = False
     """Whether it does again, for backward, what forward has done."""
+    home: str = ""
+    """Of a step that is cut into stages, what stands in no block: the block whose stage it belongs to;
+    :data:`EVERYWHERE`: each stage does it for itself."""
+
+
+EVERYWHERE = "*"
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,8 @@ class Buffer:
     phase: Phase
     block: str
     name: str = ""
+    home: str = ""
+    """As that of an :class:`Item`."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,69 @@ class RankSummary:
     samples: int = 0
     tokens: int = 0
     """Elements of the global batch's largest integer tensor; 0 if it has none."""
+
+
+Pass = Literal["F", "I", "W"]
+"""A pass of a microbatch through a stage: forward, backward for the gradient of its input, for those of its weights."""
+PASSES: tuple[Pass, ...] = ("F", "I", "W")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds throughout, of one copy of a block or outside of blocks."""
+
+    bytes: int
+    kind: str
+    block: str = ""
+    home: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one pass of a microbatch leaves in memory for later ones of the same stage; of the stage that needs it."""
+
+    bytes: int
+    kind: str
+    made: Pass
+    until: Pass
+    """The last pass that reads it."""
+    block: str = ""
+    home: str = ""
+
+
+@dataclass(frozen=True)
+class Border:
+    """Bytes of a microbatch that go from rank to rank in front of a block: activations, and their gradients back."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class StagedSummary:
+    """A step whose microbatches go through passes, ready to be cut by depth: what a rank would do that had all blocks.
+
+    Blocks, and the homes of what stands in none, say what each stage takes of it. Like a :class:`RankSummary`, it has
+    two copies of a repeated block.
+    """
+
+    mesh: Mesh
+    """Without the axis ``pipe``."""
+    microbatches: int
+    prologue: GraphSummary
+    passes: Mapping[Pass, GraphSummary]
+    update: GraphSummary
+    blocks: tuple[str, ...]
+    """The outermost blocks of the summary, in the order of the forward pass."""
+    groups: tuple[tuple[str, str], ...]
+    """Of repeated ones: the first copy, and the other one that stands for all further ones; the same twice where there
+    is only one."""
+    held: tuple[Held, ...]
+    """With gradient accumulators, as ``gradients``."""
+    kept: tuple[Kept, ...]
+    borders: Mapping[str, Border]
+    """By block that a stage may begin with."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    model_flops: float = 0.0
+    samples: int = 0
+    tokens: int = 0

@@ -17,14 +17,6 @@ from meshwright.compiler.mesh import MICRO, Mesh, Sharding
 from meshwright.runtime.layout import reduce_in_order
 from meshwright.runtime.microbatch import join_microbatches
 
-PRECISIONS = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-"""The dtypes of the names that a plan's ``precision`` uses."""
-
 
 class Accumulator:
     """One output of ``micro``: :meth:`add` it after each microbatch, then :meth:`take` the total."""
@@ -39,27 +31,47 @@ class Accumulator:
         self.mesh = mesh
         self.dtype = dtype
         self._value: Tensor | None = None
-        self._parts: list[Tensor] = []
+        self._parts: dict[int, Tensor] = {}
 
-    def add(self, value: Tensor, taken: Taken) -> None:
+    @property
+    def adds_up(self) -> bool:
+        """Whether the total is made of all microbatches."""
+        return self.collects or self.reduction is not None
+
+    def add(self, value: Tensor, taken: Taken, microbatch: int) -> None:
         """Take over ``value``, unless its memory is ``taken``: then a copy of it."""
         if self.collects:
-            self._parts.append(_own(value, taken))
+            self._parts[microbatch] = _own(value, taken)
         elif self.reduction is None:
             self._value = _own(value, taken)
         elif self._value is None:
             wide = value.to(torch.promote_types(value.dtype, self.dtype)) if self.dtype else value
             self._value = _own(wide, taken)
-        elif self.reduction == "sum":
-            self._value += value
         else:
+            self.put(microbatch, value)
+
+    def pieces(self) -> dict[int, Tensor]:
+        """What there is: by microbatch, in their order, or what was reduced, as if of the first one."""
+        if self.collects:
+            return dict(sorted(self._parts.items()))
+        return {} if self._value is None else {0: self._value}
+
+    def put(self, microbatch: int, value: Tensor) -> None:
+        """Add what other microbatches have given: one, or many that are reduced already."""
+        if self.collects:
+            self._parts[microbatch] = value
+        elif self.reduction == "sum" and self._value is not None:
+            self._value += value
+        elif self.reduction is not None and self._value is not None:
             self._value = reduce_in_order([self._value, value], self.reduction)
+        else:
+            raise InternalError(f"an output of micro that lies as {self.sharding} has nothing to be added to")
 
     def take(self) -> tuple[Tensor, Sharding]:
         """The total and how it lies on the device mesh; the accumulator is empty after."""
-        value, parts, self._value, self._parts = self._value, self._parts, None, []
+        value, parts, self._value, self._parts = self._value, self._parts, None, {}
         if self.collects:
-            return join_microbatches(parts, self.sharding, self.mesh)
+            return join_microbatches([part for _, part in sorted(parts.items())], self.sharding, self.mesh)
         if value is None:
             raise InternalError("an output of micro was taken before any microbatch was run")
         partial = [(axis, reduction) for axis, reduction in self.sharding.partial if axis != MICRO]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshwright.compiler.diagnostics import MeshwrightError, error, nearest
+from meshwright.compiler.graph.pipeline_program import copies_of
 from meshwright.compiler.graph.program import Value
 from meshwright.runtime.checkpoint_folder import (
     Record,
@@ -98,12 +99,14 @@ def _match(shards: Shards, metadata: Metadata, folder: Path, state: bool) -> dic
     """The stored name of everything that is to be read. Raises MeshwrightError E0622."""
     stored = metadata.state_dict_metadata
     aliases = {p.name: p.aliases for p in shards.rank_program.program.parameters}
+    copies = copies_of(shards.rank_program)
     names: dict[Value, str] = {}
     for value, place in shards.held().items():
         if value.kind == "state" and not state:
             continue
-        owner, _, entry = value.name.partition("/")
-        candidates = [value.name, *("/".join(filter(None, (a, entry))) for a in aliases.get(owner, ()))]
+        name = copies.get(value.name, value.name)
+        owner, _, entry = name.partition("/")
+        candidates = [name, *("/".join(filter(None, (a, entry))) for a in aliases.get(owner, ()))]
         found = next((f"{value.kind}/{c}" for c in candidates if f"{value.kind}/{c}" in stored), None)
         if found is None:
             raise _lacking(value, folder, list(stored))

@@ -37,9 +37,10 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from meshwright.compiler.diagnostics import InternalError
+from meshwright.compiler.graph.pipeline_program import Compiled, copies_of
 from meshwright.compiler.graph.program import Value
-from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.plan import PIPE
 from meshwright.runtime.holdings import Held, Holdings, held
 from meshwright.runtime.layout import Box, Coordinates, boxes, holder
 
@@ -48,7 +49,7 @@ from meshwright.runtime.layout import Box, Coordinates, boxes, holder
 class Shards:
     """The shards that this process has: of one rank, or of all ranks of a virtual cluster."""
 
-    rank_program: RankProgram
+    rank_program: Compiled
     ranks: Sequence[tuple[Coordinates, Holdings]]
 
     @property
@@ -56,7 +57,14 @@ class Shards:
         return self.rank_program.mesh
 
     def held(self) -> Mapping[Value, Held]:
-        return held(self.rank_program)
+        """What these ranks hold."""
+        everything = held(self.rank_program)
+        return {v: place for v, place in everything.items() if any(place.on(at) for at, _ in self.ranks)}
+
+    def owned(self) -> Mapping[Value, Held]:
+        """The same without further copies of tied parameters, which are saved once."""
+        copies = copies_of(self.rank_program)
+        return {v: place for v, place in self.held().items() if v.name not in copies}
 
 
 def stored_name(value: Value) -> str:
@@ -79,9 +87,11 @@ class ShardsSavePlanner(SavePlanner):
     def create_local_plan(self) -> SavePlan:
         items = []
         mesh = self._shards.mesh
-        for value, place in self._shards.held().items():
+        for value, place in self._shards.owned().items():
             name = stored_name(value)
             writer = holder(zlib.crc32(name.encode()), place.sharding, mesh)
+            if place.holders is not None:
+                writer[PIPE] = place.holders[0]
             properties = TensorProperties(dtype=place.spec.dtype)
             for coordinates, holdings in self._shards.ranks:
                 if any(coordinates[axis] != at for axis, at in writer.items()):
@@ -134,6 +144,8 @@ class ShardsLoadPlanner(LoadPlanner):
             stored = self._metadata.state_dict_metadata[self._names[value]]
             assert isinstance(stored, TensorStorageMetadata)
             for coordinates, holdings in self._shards.ranks:
+                if not place.on(coordinates):
+                    continue
                 local = holdings.of(value.kind)[value.name]
                 for box in boxes(place.sharding, self._shards.mesh, coordinates):
                     for number, chunk in enumerate(stored.chunks):

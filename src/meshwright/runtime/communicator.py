@@ -17,8 +17,9 @@ from torch import Tensor
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.functions import COLLECTIVES
 from meshwright.compiler.graph.pending import Done, Kind, Work
-from meshwright.compiler.graph.rank_program import RankProgram
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.mesh import MICRO, Mesh
+from meshwright.compiler.plan import PIPE
 from meshwright.runtime.failure import CollectiveFailed
 from meshwright.runtime.holdings import held
 from meshwright.runtime.rendezvous import Call
@@ -30,18 +31,18 @@ Before = Callable[[Call, tuple[int, ...]], None]
 """Called before each collective with the call and the ranks of its group; see :mod:`signatures`."""
 
 
-def axes_used(rank_program: RankProgram) -> tuple[tuple[str, ...], ...]:
+def axes_used(rank_program: Compiled) -> tuple[tuple[str, ...], ...]:
     """Every tuple of axes over which a step, a checkpoint or a gathering of weights communicates.
 
     The order is the same on all ranks: by length, then by name.
     """
     mesh = rank_program.mesh
-    found = {mesh.names}
-    for graph in (rank_program.prologue, rank_program.micro, rank_program.update):
+    found = {mesh.names, *((PIPE,) for name in mesh.names if name == PIPE)}
+    for graph in rank_program.graphs:
         for node in graph.module.graph.nodes:
             if node.op == "call_function" and COLLECTIVES.get(getattr(node.target, "__name__", "")) is node.target:
                 found.update(_axes_of((*node.args, *node.kwargs.values()), mesh))
-    owed = [s.owed for s in rank_program.micro.outputs.values()]
+    owed = [s.owed for graph in rank_program.micro_graphs for s in graph.outputs.values()]
     cutting = [h.sharding.axes for h in held(rank_program).values()]
     found.update(tuple(a for a in mesh.names if a in axes) for axes in (*owed, *cutting))
     # padded dims are gathered and scattered axis by axis
@@ -72,6 +73,7 @@ class ProcessCommunicator:
         self.rank = dist.get_rank()
         self.mesh = mesh.with_micro(microbatches)
         self.microbatch = 0
+        self.doing = ""
         self._devices = mesh
         self._coordinates = mesh.coordinates(self.rank)
         self._before = before
@@ -88,11 +90,12 @@ class ProcessCommunicator:
 
     @property
     def last_call(self) -> str:
-        """What this rank communicated last, for error messages."""
+        """What this rank communicated last, and what it is doing if that is known, for error messages."""
         if self._last is None:
-            return "before its first collective"
+            return self.doing or "before its first collective"
         call, ranks = self._last
-        return f"in {call} with ranks {', '.join(map(str, ranks))}"
+        last = f"in {call} with ranks {', '.join(map(str, ranks))}"
+        return f"{self.doing}, {last}" if self.doing else last
 
     def coordinate(self, axis: str) -> int:
         return self.microbatch if axis == MICRO else self._coordinates[axis]

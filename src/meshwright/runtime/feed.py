@@ -12,7 +12,7 @@ from meshwright.compiler.analysis.bounds import Bound, index_bounds
 from meshwright.compiler.diagnostics import error, input_name, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
-from meshwright.runtime.executor import Feed
+from meshwright.runtime.step_executor import Feed
 from meshwright.runtime.layout import Coordinates, positions, take_shard
 
 Rows = Callable[[str, list[int]], Tensor]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
+from meshwright.compiler.plan import PIPE
 
 if TYPE_CHECKING:
-    from meshwright.runtime.executor import Local, RankCommunicator
+    from meshwright.runtime.step_executor import Local, RankCommunicator
 
 OnNonFinite = Literal["stop", "warn"]
 """``stop``: E0605 before the update. ``warn``: W0605 from the first rank, and the step goes on."""
@@ -19,22 +20,31 @@ OnNonFinite = Literal["stop", "warn"]
 _ACTION = "lower the learning rate, clip gradients or compute in a wider dtype; resume from the last checkpoint"
 
 
-def check_loss(loss: float, own: Local, communicator: RankCommunicator, step: int, mode: OnNonFinite) -> None:
-    """Report a loss that is not finite, naming the ranks whose own part of it is not.
+def check_loss(
+    loss: float,
+    own: Local | None,
+    communicator: RankCommunicator,
+    step: int,
+    mode: OnNonFinite,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Report a loss that is not finite, naming the ranks whose ``own`` part of it (None: they have none) is not.
 
     All ranks that add up the same loss see the same value, so they all come here and may communicate.
     """
     if math.isfinite(loss):
         return
     mesh = communicator.mesh
-    owed = tuple(a for a in mesh.names if a in own.sharding.owed)
-    guilty = [communicator.rank]
-    if owed:
-        bad = torch.tensor([not math.isfinite(float(own.value))], dtype=torch.float32, device=own.value.device)
-        flags = communicator.all_gather(bad, owed).tolist()
-        group = type(mesh)(mesh.axes[1:]).group(communicator.rank, owed)
-        guilty = [rank for rank, flag in zip(group, flags, strict=True) if flag]
-    whose = f"the part of rank{'s' * (len(guilty) > 1)} {', '.join(map(str, guilty))}" if owed and guilty else "the sum"
+    devices = type(mesh)(mesh.axes[1:])
+    parts = tuple(a for a in mesh.names if own is not None and a in own.sharding.owed)
+    shared = tuple(a for a in (PIPE,) if a in mesh.names)
+    bad = torch.zeros(devices.ranks, device=device)
+    bad[communicator.rank] = own is not None and not math.isfinite(float(own.value))
+    for axes in filter(None, (parts, shared)):
+        bad = communicator.all_reduce(bad, axes, "max")
+    guilty = bad.nonzero().flatten().tolist()
+    named = guilty and (parts or shared)
+    whose = f"the part of rank{'s' * (len(guilty) > 1)} {', '.join(map(str, guilty))}" if named else "the sum"
     _report(f"the loss is {loss} at step {step}: {whose} is not finite", mode, communicator.rank)
 
 

@@ -6,6 +6,7 @@ The inputs are taken from a list that is emptied, so that a gradient lives no lo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ class InPlaceUpdate:
 
     module: fx.GraphModule
     outputs: tuple[Value, ...]
-    """What it returns: the outputs that are not written into an input (norm, results)."""
+    """What it returns: the outputs that are not written into an input (norm, results, new values of frozen inputs)."""
 
 
 class _InputsFromList(CodeGen):
@@ -36,9 +37,10 @@ class _InputsFromList(CodeGen):
         return f"def {self._func_name}(self, inputs){maybe_return_annotation}:\n    {unpack}"
 
 
-def update_in_place(graph: LocalGraph) -> InPlaceUpdate:
-    """The update graph as described above; the given one is left as it is."""
-    way = in_place(graph)
+def update_in_place(graph: LocalGraph, frozen: Collection[Value] = ()) -> InPlaceUpdate:
+    """The update graph as described above; the given one is left as it is. Nothing is written over ``frozen`` inputs,
+    whose new values are among the outputs."""
+    way = in_place(graph, frozen)
     made = fx.Graph(owning_module=graph.module)
     copies: dict[fx.Node, fx.Node] = {}
     kept: dict[fx.Node, fx.Node] = {}

@@ -16,54 +16,63 @@ from torch import Tensor, nn
 
 from meshwright.compiler.analysis.offloading import on_host
 from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.graph.pipeline_program import Compiled, copies_of
 from meshwright.compiler.graph.program import Parameter, TensorSpec, Value
-from meshwright.compiler.graph.rank_program import RankProgram
-from meshwright.runtime.executor import RankCommunicator
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.plan import PIPE
 from meshwright.runtime.holdings import Holdings, held
 from meshwright.runtime.host_memory import HostTensor, host_tensors
 from meshwright.runtime.layout import Coordinates, take_shard
+from meshwright.runtime.step_executor import RankCommunicator
 
 Weights = Callable[[str, TensorSpec], Tensor]
 """Gives a whole parameter or buffer by name. Raises KeyError for a name that it does not have."""
 
 
 def materialize(
-    rank_program: RankProgram,
+    rank_program: Compiled,
     weights: Weights,
     ranks: Sequence[Coordinates],
     *,
     device: torch.device | str = "cpu",
     digests: MutableMapping[str, int] | None = None,
+    together: bool = False,
 ) -> list[Holdings]:
     """What the ranks at the given coordinates hold before the first step.
 
-    A tied parameter is asked for once, by its canonical name and then by its aliases. ``digests``, if
+    A tied parameter is asked for by its canonical name and then by its aliases; what only stages of other ranks need
+    is not asked for, unless all ranks ask ``together`` (one gives it to the others). ``digests``, if
     given, is filled with a checksum of every whole tensor; see :func:`check_same_weights`. Optimizer state that the
     program offloads lies in the memory of the host.
     Raises MeshwrightError E0606 for a weight that is missing or has another shape.
     """
     program = rank_program.program
+    copies = copies_of(rank_program)
     aliases = {p.name: p.aliases for p in program.parameters}
-    result = [Holdings(state=_first_state(rank_program, torch.device(device))) for _ in ranks]
+    aliases |= {copy: aliases[name] for copy, name in copies.items()}
+    result = [Holdings(state=_first_state(rank_program, torch.device(device), at)) for at in ranks]
     for value, place in held(rank_program).items():
-        if value.kind == "state":
+        if value.kind == "state" or not (together or any(place.on(coordinates) for coordinates in ranks)):
             continue
-        whole = _whole(weights, value, aliases.get(value.name, ()), place.spec)
+        named = Value(value.kind, copies.get(value.name, value.name))
+        whole = _whole(weights, named, aliases.get(value.name, ()), place.spec)
         if digests is not None:
             digests[value.name] = checksum(whole)
         for holdings, coordinates in zip(result, ranks, strict=True):
+            if not place.on(coordinates):
+                continue
             shard = take_shard(whole, place.sharding, rank_program.mesh, coordinates)
             holdings.of(value.kind)[value.name] = shard.to(device)
     return result
 
 
-def _first_state(rank_program: RankProgram, device: torch.device) -> dict[str, Tensor]:
+def _first_state(rank_program: Compiled, device: torch.device, at: Coordinates) -> dict[str, Tensor]:
     """The optimizer state of one rank before the first step, in the program's order."""
     made: dict[str, Tensor] = {}
-    offloaded = on_host(rank_program.update)
+    offloaded = {name for graph in rank_program.update_graphs for name in on_host(graph)}
     wanted: dict[str, HostTensor] = {}
     for value, place in held(rank_program).items():
-        if value.kind == "state":
+        if value.kind == "state" and place.on(at):
             shape = place.sharding.local_shape(rank_program.mesh)
             fill = rank_program.program.state_init.get(value.name, 0.0)
             if value.name in offloaded:
@@ -71,7 +80,7 @@ def _first_state(rank_program: RankProgram, device: torch.device) -> dict[str, T
             else:
                 made[value.name] = torch.full(shape, fill, dtype=place.spec.dtype, device=device)
     found = made | host_tensors(wanted, device)
-    return {name: found[name] for name in rank_program.program.state}
+    return {name: found[name] for name in rank_program.program.state if name in found}
 
 
 def _whole(weights: Weights, value: Value, aliases: Sequence[str], spec: TensorSpec) -> Tensor:
@@ -161,24 +170,28 @@ def check_same_weights(
     axes: tuple[str, ...],
     device: torch.device | str = "cpu",
 ) -> None:
-    """Compare the checksums of whole weights over the ranks. Raises MeshwrightError E0607 on every rank.
-
-    ``axes`` are all axes of the mesh.
+    """Compare the checksums of whole weights over the ranks that hold the same. Raises MeshwrightError E0607 on every
+    such rank. ``axes`` are all axes of the mesh; ranks that differ on ``pipe`` hold different weights.
     """
+    axes = tuple(axis for axis in axes if axis != PIPE)
+    if not axes or not digests:
+        return
     own = torch.tensor([list(digests.values())], dtype=torch.int64, device=device)
     table = communicator.all_gather(own, axes)
     for column, name in enumerate(digests):
         values = table[:, column]
         if bool((values != values[0]).any()):
-            rank = int((values != values[0]).nonzero()[0])
-            raise different_weights(name, rank)
+            index = int((values != values[0]).nonzero()[0])
+            mesh = Mesh(communicator.mesh.axes[1:])
+            group = mesh.group(communicator.rank, axes)
+            raise different_weights(name, group[0], group[index])
 
 
-def different_weights(name: str, rank: int) -> MeshwrightError:
-    """E0607: a rank has begun with other weights than rank 0."""
+def different_weights(name: str, first: int, rank: int) -> MeshwrightError:
+    """E0607: a rank has begun with other weights than the first of those that hold them."""
     return error(
         "E0607",
-        f"rank 0 and rank {rank} begin with different values of '{name}'",
+        f"rank {first} and rank {rank} begin with different values of '{name}'",
         action="make the weights from one file or one seed on every rank",
     )
 

@@ -2,14 +2,14 @@
 
 All members of a group deposit their tensor and a note of their call, the last one wakes the others,
 everyone reads what it needs, and nobody leaves before all have read, so that a tensor may be
-overwritten as soon as its collective has returned. Calls that differ, ranks that wait for each other
-and ranks that fail end all waiting at once.
+overwritten as soon as its collective has returned. Messages from one rank to another are copied when they are sent.
+Calls that differ, ranks that wait for each other and ranks that fail end all waiting at once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -48,6 +48,15 @@ class Aborted(Exception):
     """Raised in the ranks that wait when another rank has failed."""
 
 
+@dataclass(frozen=True)
+class _Address:
+    """What a message between two ranks is known by."""
+
+    source: int
+    target: int
+    name: str
+
+
 @dataclass
 class _Meeting:
     group: tuple[int, ...]
@@ -63,7 +72,8 @@ class Rendezvous:
     def __init__(self, ranks: int) -> None:
         self._changed = threading.Condition()
         self._meetings: dict[tuple[int, ...], _Meeting] = {}
-        self._waiting: dict[int, _Meeting] = {}
+        self._letters: dict[_Address, list[list[Tensor]]] = {}
+        self._waiting: dict[int, _Meeting | _Address] = {}
         self._running = ranks
         self.failure: tuple[int, BaseException] | None = None
         """The first rank that failed, and how."""
@@ -81,6 +91,28 @@ class Rendezvous:
                 self._changed.notify_all()
                 while meeting.reading and self.failure is None:
                     self._changed.wait()
+
+    def send(self, rank: int, target: int, name: str, tensors: Sequence[Tensor]) -> None:
+        """Hand copies of tensors to another rank, which need not ask for them yet."""
+        address = _Address(rank, target, name)
+        with self._changed:
+            self._letters.setdefault(address, []).append([t.clone() for t in tensors])
+            if self._waiting.get(target) == address:
+                del self._waiting[target]
+            self._changed.notify_all()
+
+    def receive(self, rank: int, source: int, name: str) -> list[Tensor]:
+        """What another rank has sent, or will send, under a name."""
+        address = _Address(source, rank, name)
+        with self._changed:
+            while not self._letters.get(address):
+                if self.failure is not None:
+                    raise Aborted
+                self._waiting[rank] = address
+                self._check_progress()
+                if self.failure is None:
+                    self._changed.wait()
+            return self._letters[address].pop(0)
 
     def finish(self, rank: int) -> None:
         """A rank has come to the end of its program."""
@@ -129,7 +161,7 @@ class Rendezvous:
         """Everyone who still runs waits for somebody who will not come: say who waits for what."""
         if not self._waiting or len(self._waiting) < self._running or self.failure is not None:
             return
-        lines = [f"rank {r} waits in {m.calls[r]} for {_absent(m)}" for r, m in sorted(self._waiting.items())]
+        lines = [f"rank {r} waits {_for(r, what)}" for r, what in sorted(self._waiting.items())]
         rank = min(self._waiting)
         self._fail(
             rank,
@@ -140,6 +172,13 @@ class Rendezvous:
                 action="the ranks' programs differ: compile again, and run the same build on every rank",
             ),
         )
+
+
+def _for(rank: int, what: _Meeting | _Address) -> str:
+    """What a rank waits for."""
+    if isinstance(what, _Address):
+        return f"for {what.name} of rank {what.source}"
+    return f"in {what.calls[rank]} for {_absent(what)}"
 
 
 def _absent(meeting: _Meeting) -> str:

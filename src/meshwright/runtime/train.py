@@ -13,7 +13,7 @@ from meshwright.runtime.checkpoint import CheckpointPolicy
 from meshwright.runtime.checkpoint_folder import Record
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.data import Source, feed_of
-from meshwright.runtime.executor import Executor
+from meshwright.runtime.step_executor import StepExecutor
 from meshwright.runtime.measured import FILE as MEASURED
 from meshwright.runtime.measured import measured_of, write_measured
 from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
@@ -48,7 +48,7 @@ class TrainConfig:
 
 
 def train(
-    executor: Executor,
+    executor: StepExecutor,
     source: Source,
     scalars: Scalars,
     config: TrainConfig,
@@ -115,13 +115,13 @@ def check_same_run(record: Record, config: TrainConfig) -> None:
         )
 
 
-def shards_of(executor: Executor) -> Shards:
+def shards_of(executor: StepExecutor) -> Shards:
     """What a checkpoint of this rank saves and loads."""
     coordinates = executor.rank_program.mesh.coordinates(executor.communicator.rank)
     return Shards(executor.rank_program, [(coordinates, executor.holdings)])
 
 
-def _one_step(executor: Executor, source: Source, scalars: Scalars, step: int, seed: int) -> Metrics:
+def _one_step(executor: StepExecutor, source: Source, scalars: Scalars, step: int, seed: int) -> Metrics:
     program = executor.rank_program.program
     values = scalars(step)
     began = time.perf_counter()
@@ -141,7 +141,7 @@ def _one_step(executor: Executor, source: Source, scalars: Scalars, step: int, s
     )
 
 
-def tokens_of_batch(executor: Executor) -> int:
+def tokens_of_batch(executor: StepExecutor) -> int:
     """Tokens of the global batch: the elements of its largest integer tensor, or its samples if it has none."""
     program = executor.rank_program.program
     sizes = [program.batch_size]

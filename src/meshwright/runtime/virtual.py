@@ -15,16 +15,20 @@ from torch import Tensor
 
 from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
 from meshwright.compiler.graph.pending import Kind, Work, at_once
+from meshwright.compiler.graph.pipeline_program import Compiled, copies_of
 from meshwright.compiler.graph.program import Value
-from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
-from meshwright.runtime.executor import Executor, Feed, StepResult
+from meshwright.compiler.plan import PIPE
+from meshwright.runtime.executors import executor_for
 from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.finite import OnNonFinite
 from meshwright.runtime.holdings import Holdings, held
-from meshwright.runtime.layout import assemble, reduce_in_order
+from meshwright.runtime.layout import Coordinates, assemble, reduce_in_order
+from meshwright.runtime.mail import VirtualMail
 from meshwright.runtime.materialize import Weights, materialize
+from meshwright.runtime.pipeline import PipelineExecutor
 from meshwright.runtime.rendezvous import Aborted, Call, Rendezvous
+from meshwright.runtime.step_executor import Feed, StepExecutor, StepResult
 
 T = TypeVar("T")
 
@@ -36,6 +40,7 @@ class VirtualCommunicator:
         self.rank = rank
         self.mesh = mesh.with_micro(microbatches)
         self.microbatch = 0
+        self.doing = ""
         self._devices = mesh
         self._coordinates = mesh.coordinates(rank)
         self._rendezvous = rendezvous
@@ -83,7 +88,7 @@ class VirtualCluster:
 
     def __init__(
         self,
-        rank_program: RankProgram,
+        rank_program: Compiled,
         weights: Weights,
         *,
         seed: int = 0,
@@ -97,9 +102,10 @@ class VirtualCluster:
         """The number of steps that have been run; the next step's number."""
         everyone = [self.mesh.coordinates(r) for r in range(self.mesh.ranks)]
         self.executors = [
-            Executor(
+            executor_for(
                 rank_program,
                 self._communicator(rank, Rendezvous(1)),
+                VirtualMail(rank, Rendezvous(1)),
                 holdings,
                 keep_gradients=keep_gradients,
                 on_non_finite=on_non_finite,
@@ -124,7 +130,7 @@ class VirtualCluster:
                     raise InternalError(f"rank 0 and rank {rank} disagree: {mine} and {theirs}")
         return results[0]
 
-    def run(self, function: Callable[[Executor], T]) -> list[T]:
+    def run(self, function: Callable[[StepExecutor], T]) -> list[T]:
         """Run a function on all ranks at once and return what each gave.
 
         If a rank fails the others stop at once, and its error is raised with the rank named.
@@ -133,9 +139,12 @@ class VirtualCluster:
         results: dict[int, T] = {}
 
         def body(rank: int) -> None:
-            self.executors[rank].communicator = self._communicator(rank, rendezvous)
+            executor = self.executors[rank]
+            executor.communicator = self._communicator(rank, rendezvous)
+            if isinstance(executor, PipelineExecutor):
+                executor.mail = VirtualMail(rank, rendezvous)
             try:
-                results[rank] = function(self.executors[rank])
+                results[rank] = function(executor)
             except BaseException as failure:  # every failure must wake the others; it is raised again below
                 rendezvous.fail(rank, failure)
             else:
@@ -154,7 +163,11 @@ class VirtualCluster:
 
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters whole, by canonical name. Raises InternalError if copies differ."""
-        return self._full("parameter")
+        found, copies = self._full("parameter"), copies_of(self.rank_program)
+        for copy, name in copies.items():
+            if not torch.equal(found[name], found.pop(copy)):
+                raise InternalError(f"copies of the tied parameter '{name}' differ between stages")
+        return found
 
     def full_buffers(self) -> dict[str, Tensor]:
         """All buffers whole, by name."""
@@ -166,16 +179,24 @@ class VirtualCluster:
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The gradients of the last step whole and paid, by parameter. Needs ``keep_gradients``."""
-        names = list(self.executors[0].gradients)
-        return {n: self._assemble([e.gradients[n] for e in self.executors], self.gradient_sharding(n)) for n in names}
+        copies = copies_of(self.rank_program)
+        found: dict[str, Tensor] = {}
+        for name in dict.fromkeys(n for e in self.executors for n in e.gradients):
+            whole = self._assemble([e.gradients.get(name) for e in self.executors], self.gradient_sharding(name))
+            owner = copies.get(name, name)
+            found[owner] = found[owner] + whole if owner in found else whole
+        return found
 
     def full_result(self, results: list[StepResult], name: str) -> Tensor:
         """A further output of the step, whole, from the results of all ranks."""
-        return self._assemble([r.results[name].value for r in results], results[0].results[name].sharding)
+        there = [r.results.get(name) for r in results]
+        sharding = next(r.sharding for r in there if r is not None)
+        return self._assemble([r.value if r is not None else None for r in there], sharding)
 
     def gradient_sharding(self, name: str) -> Sharding:
         """How the gradient of a parameter lies when ``update`` gets it."""
-        return self.rank_program.update.inputs[Value("gradient", name)]
+        value = Value("gradient", name)
+        return next(graph.inputs[value] for graph in self.rank_program.update_graphs if value in graph.inputs)
 
     @property
     def holdings(self) -> list[Holdings]:
@@ -187,13 +208,31 @@ class VirtualCluster:
 
     def _full(self, kind: str) -> dict[str, Tensor]:
         return {
-            v.name: self._assemble([h.of(kind)[v.name] for h in self.holdings], h.sharding)
+            v.name: self._assemble([h.of(kind).get(v.name) for h in self.holdings], h.sharding)
             for v, h in held(self.rank_program).items()
             if v.kind == kind
         }
 
-    def _assemble(self, locals_: list[Tensor], sharding: Sharding) -> Tensor:
-        return assemble(lambda c: locals_[self.mesh.rank(c)], sharding, self.mesh, replicas=True)
+    def _assemble(self, locals_: list[Tensor | None], sharding: Sharding) -> Tensor:
+        """The whole of what ranks hold; all that differ on ``pipe`` alone hold the same, or nothing."""
+        there = [self.mesh.coordinates(rank) for rank, local in enumerate(locals_) if local is not None]
+        holders = dict.fromkeys(at.get(PIPE, 0) for at in there)
+        found = [self._assembled(locals_, sharding, pipe) for pipe in holders]
+        for other in found[1:]:
+            if not torch.equal(found[0], other):
+                raise InternalError(f"copies of a tensor that lies as {sharding} differ between stages")
+        return found[0]
+
+    def _assembled(self, locals_: list[Tensor | None], sharding: Sharding, pipe: int) -> Tensor:
+        inner = Mesh(tuple(axis for axis in self.mesh.axes if axis[0] != PIPE))
+
+        def shard(at: Coordinates) -> Tensor:
+            there = {**at, PIPE: pipe} if PIPE in self.mesh.names else at
+            local = locals_[self.mesh.rank(there)]
+            assert local is not None
+            return local
+
+        return assemble(shard, sharding, inner, replicas=True)
 
 
 def _raise(rank: int, failure: BaseException) -> None:

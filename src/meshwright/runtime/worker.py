@@ -17,16 +17,18 @@ import torch
 import torch.distributed as dist
 
 from meshwright.compiler.diagnostics import MeshwrightError, error
-from meshwright.compiler.graph.rank_program import RankProgram
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
 from meshwright.runtime.data import Source
 from meshwright.runtime.environment import Place, complete, place_of
-from meshwright.runtime.executor import Executor
+from meshwright.runtime.executors import executor_for
 from meshwright.runtime.failure import CollectiveFailed, Watch, described, report
 from meshwright.runtime.finite import OnNonFinite
+from meshwright.runtime.mail import ProcessMail
 from meshwright.runtime.materialize import Weights, check_same_weights, materialize
 from meshwright.runtime.metrics import Metrics, forget_peak, memory_in_use
 from meshwright.runtime.signatures import VARIABLE, SignatureCheck
+from meshwright.runtime.step_executor import StepExecutor
 from meshwright.runtime.torch_distributed import PrefixStore, Store, TCPStore, connection_of_its_own, rendezvous
 from meshwright.runtime.train import Scalars, TrainConfig, train
 
@@ -35,7 +37,7 @@ from meshwright.runtime.train import Scalars, TrainConfig, train
 class WorkerJob:
     """All that a worker needs; made by the caller's ``load`` on every rank."""
 
-    rank_program: RankProgram
+    rank_program: Compiled
     weights: Weights
     source: Source
     scalars: Scalars
@@ -72,7 +74,7 @@ def run_worker(load: Callable[[], WorkerJob], *, timeout: timedelta = timedelta(
 
 
 def run_session(
-    rank_program: RankProgram,
+    rank_program: Compiled,
     place: Place,
     body: Callable[[Session], object],
     *,
@@ -111,7 +113,7 @@ def run_session(
     return 0
 
 
-def check_world_size(rank_program: RankProgram, place: Place) -> None:
+def check_world_size(rank_program: Compiled, place: Place) -> None:
     """Raises MeshwrightError E0601 if the number of processes is not that of the mesh."""
     needed = rank_program.mesh.ranks
     if place.ranks != needed:
@@ -131,7 +133,7 @@ def device_of(place: Place) -> torch.device:
     return torch.device("cpu")
 
 
-def executor_of(job: WorkerJob, session: Session) -> Executor:
+def executor_of(job: WorkerJob, session: Session) -> StepExecutor:
     """The executor of this rank with its first weights, which are compared over the ranks if the job says so."""
     digests: dict[str, int] = {}
     mesh = job.rank_program.mesh
@@ -142,8 +144,13 @@ def executor_of(job: WorkerJob, session: Session) -> Executor:
     )
     if compare:
         check_same_weights(digests, session.communicator, mesh.names, session.device)
-    return Executor(
-        job.rank_program, session.communicator, holdings, on_non_finite=job.on_non_finite, device=session.device
+    return executor_for(
+        job.rank_program,
+        session.communicator,
+        ProcessMail(session.communicator),
+        holdings,
+        on_non_finite=job.on_non_finite,
+        device=session.device,
     )
 
 
@@ -165,7 +172,7 @@ def _store(place: Place, timeout: timedelta) -> Iterator[Store]:
     yield store
 
 
-def _communicator(rank_program: RankProgram, store: Store, timeout: timedelta, watch: Watch) -> ProcessCommunicator:
+def _communicator(rank_program: Compiled, store: Store, timeout: timedelta, watch: Watch) -> ProcessCommunicator:
     before = None
     if os.environ.get(VARIABLE) == "1":
         before = SignatureCheck(

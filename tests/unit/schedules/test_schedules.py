@@ -148,6 +148,12 @@ def test_what_is_no_table_is_told_with_its_place(text: str, line: int, column: i
 
 
 def test_ranks_that_wait_for_one_another_are_told() -> None:
+    rows = parse_rows("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1\n2F0 2F1 2B0 2B1")
+    with pytest.raises(Stuck, match=r"^rank 0: 0B0 waits for 1I0; rank 1: 1F1 waits for 0F1$"):
+        simulate(Schedule("own", ((0, 1, 2),), 2, rows))
+
+
+def test_a_rank_that_waits_for_itself_is_told_alone() -> None:
     rows = parse_rows("0F0 0B0\n1B0 1F0")
-    with pytest.raises(Stuck, match=r"rank 0: 0B0 waits for 1I0; rank 1: 1B0 waits for 1F0"):
+    with pytest.raises(Stuck, match=r"^rank 1: 1B0 waits for 1F0$"):
         simulate(Schedule("own", ((0, 1),), 1, rows))

@@ -6,8 +6,9 @@ from meshwright.compiler.search.differences import causes, differences
 from meshwright.compiler.search.explain import reasons, runner_up
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pin_text import parse_pins
-from meshwright.compiler.search.search import Search, search
+from meshwright.compiler.search.search import search
 from meshwright.compiler.search.sensitivity import sensitivity
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.telling import count, described, memory, percent, seconds
 from meshwright.compiler.search.why_not import why_not
 from tests.unit.search.doubles import Textbook, cluster, transformer
@@ -69,7 +70,7 @@ def test_why_not() -> None:
 
 
 def test_why_not_what_does_not_fit() -> None:
-    other = why_not(found(64), parse_pins(["ddp", "no tp"]))
+    other = why_not(found(64), parse_pins(["ddp", "no tp", "no pp"]))
     assert other.plan is None and other.failure is not None
     assert "no plan for 64 ranks fits" in other.sentences[0]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.compiler.analysis.level import Drawn, Group, Level, Unknown, region_of
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, annotation
 
-__all__ = ["Folded", "Group", "Unknown", "fold", "region_of"]
+__all__ = ["Folded", "Group", "Unknown", "fold", "region_of", "unfolded"]
 
 LEVELS = 3
 """How deep blocks within blocks are looked at."""
@@ -101,6 +101,11 @@ def fold(
     return Folded(
         program, _repeats(program, groups), tuple(groups), tuple(dict.fromkeys(reasons)), source, dict(absent), drawn
     )
+
+
+def unfolded(program: StepProgram) -> Folded:
+    """A step all of whose blocks stay."""
+    return Folded(program, {}, ())
 
 
 def _nested(program: StepProgram, depth: int, groups: list[Group]) -> bool:

@@ -28,30 +28,39 @@ def copies_of(name: str, repeats: Mapping[str, int]) -> int:
     return repeats[block] if block else 1
 
 
-def held_bytes(rank_program: RankProgram, repeats: Mapping[str, int]) -> dict[str, int]:
-    """What a rank holds throughout; each tensor once, however many graphs read it."""
+def held_values(rank_program: RankProgram) -> dict[Value, int]:
+    """What a rank holds throughout, in bytes; each tensor once, however many graphs read it."""
     seen: dict[Value, int] = {}
     away = stores(rank_program.update)
     for graph in (rank_program.prologue, rank_program.micro, rank_program.update):
         for node, value in roles(graph)[0].items():
             if value.kind in _HELD and MICRO not in graph.inputs[value].axes and node not in away:
                 seen[value] = max(seen.get(value, 0), sum(tensor_bytes(node)))
+    return seen
+
+
+def held_bytes(rank_program: RankProgram, repeats: Mapping[str, int]) -> dict[str, int]:
+    """What a rank holds throughout, by kind, of all repeats."""
     held: Counter[str] = Counter()
-    for value, size in seen.items():
+    for value, size in held_values(rank_program).items():
         held[INPUT_KINDS[value.kind]] += size * copies_of(value.name, repeats)
     return dict(held)
 
 
-def accumulator_bytes(rank_program: RankProgram, repeats: Mapping[str, int]) -> int:
-    """The bytes of the gradient accumulators, in the dtype of reduction or a wider one."""
+def accumulators(rank_program: RankProgram) -> dict[str, int]:
+    """By parameter, the bytes of its gradient's accumulator, in the dtype of reduction or a wider one."""
     least = _REDUCE[rank_program.plan.precision.reduce]
-    total = 0
+    found = {}
     for value, node in roles(rank_program.micro)[1].items():
         note = annotation(node)
         if value.kind == "gradient" and note.dtype is not None:
-            size = math.prod(note.shape) * max(least, note.dtype.itemsize)
-            total += size * copies_of(value.name, repeats)
-    return total
+            found[value.name] = math.prod(note.shape) * max(least, note.dtype.itemsize)
+    return found
+
+
+def accumulator_bytes(rank_program: RankProgram, repeats: Mapping[str, int]) -> int:
+    """The bytes of all gradient accumulators."""
+    return sum(size * copies_of(name, repeats) for name, size in accumulators(rank_program).items())
 
 
 def released_together(rank_program: RankProgram, memory: Storages, buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

@@ -8,7 +8,7 @@ reads those. The order is the same on every rank, since every rank has the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -36,17 +36,19 @@ class InPlace:
     """The outputs that are not written into an input (norm, results)."""
 
 
-def in_place(graph: LocalGraph) -> InPlace:
-    """How the update graph is run; the graph is left as it is."""
+def in_place(graph: LocalGraph, frozen: Collection[Value] = ()) -> InPlace:
+    """How the update graph is run; the graph is left as it is. ``frozen`` inputs are never written over, since another
+    graph will read them: their new values are returned."""
     placeholders = [n for n in graph.module.graph.nodes if n.op == "placeholder"]
     old = dict(zip(graph.signature.inputs, placeholders, strict=True))
     (output,) = graph.module.graph.find_nodes(op="output")
     new = dict(zip(graph.signature.outputs, output.args[0], strict=True))
-    written = {v: n for v, n in new.items() if v.kind in MUTABLE and n is not old[v]}
-    returned = {v: n for v, n in new.items() if v.kind not in MUTABLE}
+    mine = {v for v in new if v.kind in MUTABLE and v in old and v not in frozen}
+    written = {v: n for v, n in new.items() if v in mine and n is not old[v]}
+    returned = {v: n for v, n in new.items() if v not in mine}
     order = order_of(graph)
     targets = {old[v] for v in written}
-    writable = targets | {n for v, n in old.items() if v.kind == "gradient"}
+    writable = targets | {n for v, n in old.items() if v.kind == "gradient" and v not in frozen}
     memory = Memory(order, writable, {*written.values(), *returned.values()})
     done = {n for v, n in written.items() if memory.written.get(n) is old[v]}
 

@@ -52,6 +52,20 @@ def message_cost(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...], kind: Mess
     return MessageCost(total, crossed[slow].tier.name)
 
 
+@lru_cache(maxsize=65536)
+def neighbour_cost(cluster: Cluster, mesh: Mesh, axis: str, payload: int) -> MessageCost:
+    """The cost of handing ``payload`` bytes to the next rank along an axis, while all ranks do so: over the slowest
+    links between neighbours."""
+    found = MessageCost(0.0, cluster.tiers[0].name)
+    for crossing in crossings(cluster, mesh, (axis,)):
+        tier = crossing.tier
+        moving = payload / (crossing.bandwidth * tier.efficiency_of("send")) * slowdown(tier, payload)
+        seconds = tier.overhead_of("send") + tier.latency + moving
+        if seconds > found.seconds:
+            found = MessageCost(seconds, tier.name)
+    return found
+
+
 def message_staging(
     cluster: Cluster, mesh: Mesh, axes: tuple[str, ...], kind: MessageKind, payload: int
 ) -> tuple[int, int]:

@@ -4,6 +4,8 @@
     program/*.ir            the step for one device: prologue, micro, update
     rank/*.ir               the same for every rank, with local shapes and collectives
     rank/*.py               rank/*.ir as Python
+    rank/stage-1/*          of a pipeline: the passes of each stage, and the rounds of its update
+    rank/schedule.txt       of a pipeline: what each rank does in which order
     constants.safetensors   tensors that were evaluated at compile time
     meshwright.json         versions, signatures, shardings, source, training settings, hashes
 
@@ -34,14 +36,14 @@ from meshwright.compiler.emit.manifest import (
     program_to_json,
     seal,
     sealed,
-    shardings_from_json,
-    shardings_to_json,
     source_to_json,
 )
+from meshwright.compiler.emit.parts import TABLE, compiled_from, graphs_of, structure_to_json, table_of
 from meshwright.compiler.emit.python import emit_python
 from meshwright.compiler.emit.run import on_device, run_file
+from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
 from meshwright.compiler.graph.program import Graph, StepProgram
-from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
+from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.graph.text import print_graph
 from meshwright.compiler.graph.text_parser import parse_graph, parse_local_graph
 from meshwright.compiler.plan import Plan
@@ -58,7 +60,7 @@ class Artefact:
     """A compiled step as read from its folder."""
 
     folder: Path
-    rank_program: RankProgram
+    rank_program: Compiled
     source: SourceDescription
     train: TrainSettings
     tensors: dict[str, Path] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class Artefact:
 
 
 def write_artefact(
-    rank_program: RankProgram,
+    rank_program: Compiled,
     folder: str | Path,
     source: SourceDescription,
     train: TrainSettings,
@@ -93,7 +95,7 @@ def write_artefact(
         "source": source_to_json(source),
         "train": settings_to_json(train),
         "program": program_to_json(rank_program.program),
-        **shardings_to_json(rank_program),
+        **structure_to_json(rank_program),
         "files": {name: file_hash(data) for name, data in sorted(content.items())},
     }
     sealed_text = seal(manifest)
@@ -110,15 +112,22 @@ def write_artefact(
     return folder
 
 
-def _texts(rank_program: RankProgram, source: SourceDescription) -> dict[str, str]:
+def _texts(rank_program: Compiled, source: SourceDescription) -> dict[str, str]:
     title = _title(source, rank_program.plan)
     files = {"plan.toml": plan_to_toml(rank_program.plan)}
     for name in GRAPHS:
         files[f"program/{name}.ir"] = print_graph(getattr(rank_program.program, name), name, origins=True)
-        local: LocalGraph = getattr(rank_program, name)
-        files[f"rank/{name}.ir"] = print_graph(local, name, origins=True)
-        files[f"rank/{name}.py"] = emit_python(local, name, title)
+    for name, local in graphs_of(rank_program).items():
+        files[f"rank/{name}.ir"] = print_graph(local, _function(name), origins=True)
+        files[f"rank/{name}.py"] = emit_python(local, _function(name), title)
+    if isinstance(rank_program, PipelineProgram):
+        files[f"rank/{TABLE}"] = table_of(rank_program)
     return files
+
+
+def _function(name: str) -> str:
+    """The name of a graph's function: ``forward`` of ``stage-1/forward``."""
+    return name.rpartition("/")[2]
 
 
 def _title(source: SourceDescription, plan: Plan) -> str:
@@ -144,10 +153,11 @@ def read_artefact(folder: str | Path, device: torch.device | str = "cpu") -> Art
         source = SourceDescription(**manifest["source"])
         plan = read_plan(text["plan.toml"])
         title = _title(source, plan)
-        locals_: dict[str, Any] = {name: _local(text, name, folder, title, torch.device(device)) for name in GRAPHS}
+        names = [n[len("rank/") : -len(".ir")] for n in text if n.startswith("rank/") and n.endswith(".ir")]
+        locals_ = {name: _local(text, name, folder, title, torch.device(device)) for name in names}
         constants = safetensors.torch.load(content["constants.safetensors"])
         program = StepProgram(**graphs, constants=constants, **program_from_json(manifest["program"]))
-        rank_program = RankProgram(program, plan, plan.mesh, **locals_, **shardings_from_json(manifest))
+        rank_program = compiled_from(program, plan, locals_, manifest, text.get(f"rank/{TABLE}", ""))
         train = settings_from_json(manifest["train"])
     except (KeyError, TypeError, ValueError, AttributeError, safetensors.SafetensorError) as fault:
         message = f"{folder / MANIFEST} does not fit the files beside it ({type(fault).__name__}: {fault})"
@@ -157,8 +167,8 @@ def read_artefact(folder: str | Path, device: torch.device | str = "cpu") -> Art
         notes = [d.render() for d in fault.diagnostics]
         raise error("E0643", message, action=AGAIN.format(folder=folder), notes=notes) from None
     artefact = Artefact(folder, rank_program, source, train)
-    names = [name for name in content if name.endswith(".safetensors") and name != "constants.safetensors"]
-    artefact.tensors = {name.removesuffix(".safetensors"): folder / name for name in names}
+    tensors = [name for name in content if name.endswith(".safetensors") and name != "constants.safetensors"]
+    artefact.tensors = {name.removesuffix(".safetensors"): folder / name for name in tensors}
     for name, now in (("torch", torch.__version__), ("meshwright", meshwright.__version__)):
         if manifest[name] != now:
             message = f"{folder} was compiled with {name} {manifest[name]}, this is {name} {now}"
@@ -206,12 +216,12 @@ def _global(text: Mapping[str, str], name: str, folder: Path) -> Graph:
 
 
 def _local(text: Mapping[str, str], name: str, folder: Path, title: str, device: torch.device) -> LocalGraph:
-    """The graph of rank/NAME.ir, whose function is that of rank/NAME.py."""
+    """The graph of rank/NAME.ir, whose function is in rank/NAME.py."""
     graph = parse_local_graph(text[f"rank/{name}.ir"], str(folder / f"rank/{name}.ir"))[1]
     source = text[f"rank/{name}.py"]
-    if emit_python(graph, name, title) != source:
+    if emit_python(graph, _function(name), title) != source:
         message = f"{folder / 'rank' / name}.py is not what {name}.ir prints as"
         raise error("E0642", message, action=AGAIN.format(folder=folder))
     on_device(graph, device)
-    run_file(graph, name, source, str(folder / "rank" / f"{name}.py"), device)
+    run_file(graph, _function(name), source, str(folder / "rank" / f"{name}.py"), device)
     return graph

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from meshwright.compiler.graph.dtypes import dtype_named, short_name
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec
-from meshwright.compiler.graph.rank_program import Layout, RankProgram
+from meshwright.compiler.graph.rank_program import Layout
 from meshwright.compiler.mesh import Sharding, parse_sharding
 
 FORMAT = 1
@@ -67,7 +68,7 @@ def program_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shardings_to_json(rank_program: RankProgram) -> dict[str, Any]:
+def shardings_to_json(rank_program: Compiled) -> dict[str, Any]:
     """How parameters and optimizer state lie."""
     layouts = {
         name: {kind: str(getattr(layout, kind)) for kind in ("rest", "compute", "gradient", "state")}

@@ -24,6 +24,9 @@ _PURPOSE = {
     "prologue": "what depends on the batch alone, once a step",
     "micro": "one microbatch, from parameters and batch to the loss and the gradients",
     "update": "from the gradients to new parameters and optimizer state",
+    "forward": "a stage's forward pass of one microbatch",
+    "backward_input": "a stage's backward pass of one microbatch, as far as the stage before waits for it",
+    "backward_weight": "the rest of a stage's backward pass of one microbatch: the gradients of its weights",
 }
 
 
@@ -34,7 +37,7 @@ def emit_python(graph: LocalGraph, name: str, title: str = "") -> str:
     spaces = sorted({n.target.namespace for n in calls if isinstance(n.target, torch._ops.OpOverload)})
     names = _variables(nodes, _RESERVED.union(spaces))
     (output,) = (n for n in nodes if n.op == "output")
-    lines = [f'"""{name}: {_PURPOSE.get(name, "a graph")}, as every rank runs it.', ""]
+    lines = [f'"""{name}: {_purpose(name)}, as every rank runs it.', ""]
     lines += [f"Compiled by Meshwright from {title}." if title else "Compiled by Meshwright."]
     lines += [
         "A comment gives the shape on this rank and, after `of`, the whole tensor with the axes that cut it.",
@@ -49,6 +52,12 @@ def emit_python(graph: LocalGraph, name: str, title: str = "") -> str:
     lines += _body(calls, names, _last_uses(nodes))
     lines += ["    return (", *_results(graph, output, names), "    )"]
     return "\n".join(lines) + "\n"
+
+
+def _purpose(name: str) -> str:
+    if name.startswith("update_"):
+        return f"round {name.removeprefix('update_')} of a stage's update, after which stages hand values over"
+    return _PURPOSE.get(name, "a graph")
 
 
 def _variables(nodes: list[fx.Node], reserved: set[str]) -> dict[fx.Node, str]:

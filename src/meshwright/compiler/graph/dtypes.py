@@ -23,6 +23,13 @@ SHORT: dict[torch.dtype, str] = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+PRECISIONS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""The dtypes of the names that a plan's ``precision`` uses."""
 LONG: dict[str, torch.dtype] = {short: dtype for dtype, short in SHORT.items()}
 
 

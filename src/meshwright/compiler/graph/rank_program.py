@@ -57,3 +57,17 @@ class RankProgram:
     """By canonical parameter name."""
     state: dict[str, Sharding]
     """By ``<parameter>/<entry>``; scalars such as step counters are whole."""
+
+    @property
+    def micro_graphs(self) -> tuple[LocalGraph, ...]:
+        """The graphs that run once for each microbatch."""
+        return (self.micro,)
+
+    @property
+    def update_graphs(self) -> tuple[LocalGraph, ...]:
+        """The graphs that run once at the end of a step."""
+        return (self.update,)
+
+    @property
+    def graphs(self) -> tuple[LocalGraph, ...]:
+        return (self.prologue, self.micro, self.update)

@@ -10,13 +10,21 @@ import torch
 from torch import fx
 
 from meshwright.compiler.graph.fake import fake_tensor
+from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
 from meshwright.compiler.graph.program import Annotation, annotation
-from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
+from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.graph.widen import widen
 
 
-def widen_rank_program(rank_program: RankProgram) -> RankProgram:
+def widen_compiled(rank_program: Compiled) -> Compiled:
     """The same communication and the same ops on the same shards, in float64 throughout."""
+    if isinstance(rank_program, PipelineProgram):
+        return dataclasses.replace(
+            rank_program,
+            program=widen(rank_program.program),
+            prologue=_graph(rank_program.prologue),
+            stages=tuple(_stage(stage) for stage in rank_program.stages),
+        )
     return dataclasses.replace(
         rank_program,
         program=widen(rank_program.program),
@@ -24,6 +32,11 @@ def widen_rank_program(rank_program: RankProgram) -> RankProgram:
         micro=_graph(rank_program.micro),
         update=_graph(rank_program.update),
     )
+
+
+def _stage(stage: Stage) -> Stage:
+    passes = {kind: _graph(graph) for kind, graph in stage.passes.items()}
+    return dataclasses.replace(stage, passes=passes, update=tuple(_graph(graph) for graph in stage.update))
 
 
 def _graph(graph: LocalGraph) -> LocalGraph:

@@ -1,7 +1,8 @@
 """Take a graph apart into the passes of its stages, each a graph of its own.
 
 A piece has as inputs what the graph has, and the values that other pieces make; what others need it returns. A value
-that belongs to no stage is made in the first piece of each stage that reads it.
+that belongs to no stage is made in the first piece of each stage that reads it, or in each of them if it is of weights
+alone.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _members(graph: fx.Graph, assigned: Assigned, order: Sequence[Hashable]) -> 
             for node in reversed(nodes):
                 if node not in assigned.of and node not in there and any(u in mine for u in node.users):
                     mine.add(node)
-            there |= mine
+            there |= mine - assigned.again
     return {place: {n: None for n in nodes if n in mine} for place, mine in own.items()}
 
 

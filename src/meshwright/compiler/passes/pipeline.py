@@ -2,64 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from meshwright.compiler.diagnostics import error, suggestion
-from meshwright.compiler.graph.pipeline_program import PIPE, PipelineProgram, Stage
-from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
+from meshwright.compiler.graph.program import StepProgram, Value
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
+from meshwright.compiler.graph.stage_messages import rank_programs
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finished
 from meshwright.compiler.passes.pieces import ORDER, Piece, split
 from meshwright.compiler.passes.stages import assign, block_order
 from meshwright.compiler.passes.untie import original, untie
 from meshwright.compiler.passes.update_stages import assign_update, rounds_of
-from meshwright.compiler.plan import Plan
-from meshwright.compiler.schedules.lower import programs
-from meshwright.compiler.schedules.table import Schedule
+from meshwright.compiler.passes.verify_end import verify_end
+from meshwright.compiler.plan import PIPE, Plan
+from meshwright.compiler.schedules.of_plan import schedule_of
 
 
-def compile_pipeline(
-    program: StepProgram, plan: Plan, first_blocks: Sequence[str], schedule: Schedule, *, verify: bool = True
-) -> PipelineProgram:
-    """The programs of a pipeline. ``plan`` has the mesh with the axis ``pipe``; ``first_blocks`` are the blocks that
-    stages after the first begin with.
+def compile_plan(program: StepProgram, plan: Plan, *, verify: bool = True) -> Compiled:
+    """What the ranks run: the program of all of them, or of each stage where the plan has a pipeline.
 
-    Raises MeshwrightError (E03xx) where the plan cannot be followed, E0502 for stages that the model or the schedule
-    does not have.
+    Raises MeshwrightError (E03xx, E05xx) where the plan cannot be followed.
     """
-    _check(block_order(program.micro.module.graph), first_blocks, schedule)
+    if plan.pipeline is None and PIPE not in plan.mesh.names:
+        compiled = compile_step(program, plan, verify=verify)
+        verify_end(compiled)
+        return compiled
+    return compile_pipeline(program, plan, verify=verify)
+
+
+def compile_pipeline(program: StepProgram, plan: Plan, *, verify: bool = True) -> PipelineProgram:
+    """The programs of a pipeline.
+
+    Raises MeshwrightError (E03xx, E0501 to E0507) where the plan cannot be followed.
+    """
+    pipeline = plan.pipeline
+    if pipeline is None or PIPE not in plan.mesh.names:
+        has, lacks = ("a pipeline", f"axis '{PIPE}'") if pipeline else (f"an axis '{PIPE}'", "pipeline")
+        raise error("E0502", f"the plan has {has}, but no {lacks}", action="give both, or none of the two")
+    first_blocks = pipeline.first_blocks
+    check_stages(block_order(program.micro.module.graph), first_blocks, plan)
+    schedule = schedule_of(plan)
+    if len(schedule.placement) > 1 and schedule.microbatches < 2:
+        message = f"the schedule {schedule.name} sends microbatches in two directions, and there is only one"
+        raise error("E0502", message, action="cut the batch into more, or take a schedule such as dualpipe-v")
     inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
     tied = untie(program, first_blocks)
-    whole = compile_step(tied, replace(plan, mesh=inner), verify=verify, raw=True)
+    whole = compile_step(tied, replace(plan, mesh=inner, pipeline=None), verify=verify, raw=True)
     stages = _stages(whole, first_blocks, plan, verify)
-    links = {
-        (number, kind): tuple(
-            {origin for (one, _), origin in stage.takes.items() if one == kind and origin[0] != number}
-        )
-        for number, stage in enumerate(stages)
-        for kind in ORDER
-    }
+    made = rank_programs(stages, schedule)
     copies = {p.name: original(p.name) for p in tied.parameters if original(p.name) != p.name}
-    return PipelineProgram(whole, plan.mesh, stages, schedule, programs(schedule, links=links), copies)
+    compiled = PipelineProgram(
+        program, plan, plan.mesh, whole.prologue, stages, schedule, made, whole.layouts, whole.state, copies
+    )  # fmt: skip
+    verify_end(compiled)
+    return compiled
 
 
-def _check(order: Sequence[str], first_blocks: Sequence[str], schedule: Schedule) -> None:
-    """Whether there are stages that begin so, as many as the schedule has."""
+def check_stages(order: Sequence[str], first_blocks: Sequence[str], plan: Plan) -> None:
+    """Whether there are stages that begin so. Raises MeshwrightError E0502 if not."""
     inner = order[1:]
+    if len(order) < plan.mesh.size(PIPE):
+        most = "leave the pipeline out" if len(order) < 2 else f"make '{PIPE}' at most {len(order)}"
+        message = f"the model has {len(order) or 'no'} repeated blocks, which do not make {plan.mesh.size(PIPE)} stages"
+        raise error("E0502", message, action=most)
     for block in first_blocks:
+        if block == (order or [""])[0]:
+            message = f"no stage after the first can begin with '{block}', which is the first block"
+            raise error("E0502", message, action=f"begin the second stage with '{inner[0]}' or a later one")
         if block not in inner:
-            raise error("E0502", f"no stage after the first can begin with '{block}'", action=suggestion(block, inner))
-    if [b for b in inner if b in first_blocks] != list(first_blocks):
-        raise error("E0502", "the stages' first blocks are not in the order of the model", action="sort them")
-    if len(first_blocks) + 1 != schedule.stages:
-        message = f"{len(first_blocks)} borders make {len(first_blocks) + 1} stages, the schedule has {schedule.stages}"
-        raise error("E0502", message, action=f"give {schedule.stages - 1} first blocks")
-    if len(schedule.placement) > 1:
-        message = f"the schedule {schedule.name} sends microbatches in two directions, which is not run yet"
-        raise error("E0502", message, action="take one that sends them in one, such as dualpipe-v")
+            message = f"no stage after the first can begin with '{block}', which is no repeated block of the model"
+            raise error("E0502", message, action=suggestion(block, inner))
+    ordered = [b for b in inner if b in first_blocks]
+    if ordered != list(first_blocks):
+        right = ", ".join(f"'{b}'" for b in ordered)
+        message = "the stages' first blocks are not in the order of the model, each once"
+        raise error("E0502", message, action=f"write {right}")
 
 
 def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool) -> tuple[Stage, ...]:
@@ -74,7 +95,8 @@ def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify:
     mesh = whole.mesh.with_micro(plan.microbatches)
 
     def made(piece: Piece, on: Mesh, prefetch: int) -> LocalGraph:
-        return finished(piece.graph, on, prefetch=prefetch, meta=not verify)
+        offloaded = () if on is mesh else plan.offload
+        return finished(piece.graph, on, prefetch=prefetch, on_host=offloaded, meta=not verify)
 
     found = []
     for number in range(assigned.stages):
@@ -87,7 +109,6 @@ def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify:
                 tuple(made(piece, whole.mesh, 0) for piece in late),
                 names,
                 tuple(s for s in whole.program.state if s.rpartition("/")[0] in names),
-                tuple(v.name for p in mine.values() for v in p.graph.signature.inputs if v.kind == "buffer"),
                 {(kind, value): origin for kind, piece in mine.items() for value, origin in piece.origin.items()},
                 {(r, value): origin for r, piece in enumerate(late) for value, origin in piece.origin.items()},
             )
@@ -95,5 +116,5 @@ def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify:
     return tuple(found)
 
 
-def _roles(local: LocalGraph) -> dict[Any, Any]:
+def _roles(local: LocalGraph) -> Mapping[Any, Value]:
     return dict(zip(local.module.graph.find_nodes(op="placeholder"), local.signature.inputs, strict=True))

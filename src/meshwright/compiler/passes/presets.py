@@ -15,6 +15,9 @@
 ``prefetch=n``   stored weights are gathered n blocks ahead, beside the computation; n is 1
                  if it is left out
 ``offload``      optimizer state is kept in the host's memory
+``pp=n``         axis ``pipe``: blocks are cut by depth into n stages, or more with ``virtual``
+``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out
+``virtual=n``    stages on each rank; if it is left out, as many as the schedule is made for
 ===============  =====================================================================
 
 One axis may leave its size out; it takes the ranks that the others leave.
@@ -30,22 +33,28 @@ import torch
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.passes.stages import pipeline_of
 from meshwright.compiler.passes.tensor_parallel import tensor_cut
 from meshwright.compiler.passes.treated import at_every_block
-from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Recompute, Save, Storage
+from meshwright.compiler.plan import PIPE, Hashes, ParameterPlan, Pipeline, Plan, Precision, Recompute, Save, Storage
+from meshwright.compiler.schedules import catalogue
 
-_AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
-_FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload")
-_NUMBERED = ("micro", "recompute", "selective", "prefetch")
+_AXES = {"pp": PIPE, "ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
+_FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload", "virtual")
+_NUMBERED = ("micro", "recompute", "selective", "prefetch", "virtual")
+_SCHEDULE = "schedule"
 _SAVES: dict[str, Save] = {"recompute": "nothing", "selective": "matmuls"}
 
 
 def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
     """The plan that a preset names, for this program. Raises E0307 for words it does not know, sizes that
     do not fit the ranks, or axes named twice."""
+    text, schedule = _take_schedule(text)
     sizes, flags = _parse(text, ranks)
     batch = tuple(axis for axis in ("replica", "data") if any(_AXES[w] == axis for w in sizes))
-    mesh_axes: list[tuple[str, int]] = [(_AXES[w], n) for axis in batch for w, n in sizes.items() if _AXES[w] == axis]
+    pipeline = _pipeline(text, sizes, flags, schedule, program)
+    mesh_axes: list[tuple[str, int]] = [(PIPE, sizes["pp"])] if pipeline is not None else []
+    mesh_axes += [(_AXES[w], n) for axis in batch for w, n in sizes.items() if _AXES[w] == axis]
     parameters: tuple[ParameterPlan, ...] = ()
     tensor: tuple[str, ...] = ()
     degree = sizes.get("tp", 1)
@@ -73,9 +82,31 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         recompute=_recompute(flags, program),
         offload=("state",) if "offload" in flags else (),
         prefetch=flags.get("prefetch", 0),
+        pipeline=pipeline,
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
-        name=text,
+        name=",".join([text, f"schedule={schedule}"]) if schedule else text,
     )
+
+
+def _take_schedule(text: str) -> tuple[str, str]:
+    """The text without the word ``schedule=...``, and the schedule; empty if there is none."""
+    found = re.search(r"(?:^|(?<=,))\s*schedule\s*=\s*([\w-]+)\s*(?:,|$)", text)
+    if found is None:
+        return text, ""
+    return ",".join(part.strip(" ,") for part in (text[: found.start()], text[found.end() :]) if part.strip(" ,")), found[1]
+
+
+def _pipeline(
+    text: str, sizes: dict[str, int], flags: dict[str, int], schedule: str, program: StepProgram
+) -> Pipeline | None:
+    """What ``pp``, ``schedule`` and ``virtual`` ask for. Raises E0307 for the latter two without the first, E0501 and
+    E0502 for stages that there cannot be."""
+    if sizes.get("pp", 1) == 1:
+        for word in ([_SCHEDULE] if schedule else []) + (["virtual"] if "virtual" in flags else []):
+            raise error("E0307", f"'{word}' needs 'pp': it says how a pipeline runs", None, "add pp=2, say")
+        return None
+    name = schedule or "1f1b"
+    return pipeline_of(program, sizes["pp"], name, flags.get("virtual") or catalogue.virtual(name))
 
 
 def _recompute(flags: dict[str, int], program: StepProgram) -> tuple[Recompute, ...]:

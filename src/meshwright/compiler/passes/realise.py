@@ -9,7 +9,7 @@ import torch
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.tensor_parallel import TensorCut, tensor_cut
-from meshwright.compiler.plan import Hashes, Plan, Precision, Recompute, Storage
+from meshwright.compiler.plan import Hashes, Pipeline, Plan, Precision, Recompute, Storage
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
 from meshwright.compiler.search.pins import Pins
 
@@ -34,8 +34,14 @@ class Realiser:
         self._pins = pins or Pins()
         self._cuts: dict[tuple[int, tuple[str, ...]], TensorCut] = {}
 
-    def plan(self, candidate: Candidate) -> Plan:
-        """The plan of a candidate. Raises MeshwrightError E0306 where tensor parallelism finds nothing to cut."""
+    def plan(
+        self,
+        candidate: Candidate,
+        pipeline: Pipeline | None = None,
+        recompute: tuple[Recompute, ...] | None = None,
+    ) -> Plan:
+        """The plan of a candidate; ``pipeline`` says where one with a pipe axis is cut, ``recompute`` what its blocks
+        keep if stages differ. Raises MeshwrightError E0306 where tensor parallelism finds nothing to cut."""
         axes: list[tuple[str, int]] = []
         tensor: tuple[str, ...] = ()
         cut = None
@@ -69,9 +75,10 @@ class Realiser:
             sequence=tensor if candidate.sequence else (),
             parameters=parameters,
             precision=self.precision,
-            recompute=self._recompute(candidate),
+            recompute=self._recompute(candidate) if recompute is None else recompute,
             offload=("state",) if candidate.offload else (),
             prefetch=candidate.prefetch,
+            pipeline=pipeline,
             hashes=Hashes(model=self.program.fingerprint, torch=torch.__version__),
             name=candidate.text,
         )

@@ -11,6 +11,7 @@ its weights (Qi et al. 2023).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 from torch import fx
 
 from meshwright.compiler.analysis.blocks import region_of
-from meshwright.compiler.graph.program import Value, annotation
+from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph.program import StepProgram, Value, annotation
+from meshwright.compiler.plan import Pipeline
 
 
 @dataclass
@@ -32,6 +35,9 @@ class Assigned:
     """Of ``update``: how many there are."""
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By parameter, the stages that read it."""
+    again: set[fx.Node] = field(default_factory=set)
+    """What is made of weights alone (casts, gathers): every pass makes it for itself, for to keep it would be to hold
+    the weights once more for every microbatch on its way."""
 
 
 def block_order(graph: fx.Graph) -> list[str]:
@@ -46,32 +52,66 @@ def block_order(graph: fx.Graph) -> list[str]:
     return list(found)
 
 
+def even_cuts(order: Sequence[str], stages: int) -> tuple[str, ...]:
+    """The blocks that the stages after the first begin with, where all have as many, the first ones one less if they
+    do not come out even."""
+    return tuple(order[i * len(order) // stages] for i in range(1, stages))
+
+
+def pipeline_of(program: StepProgram, ranks: int, schedule: str, virtual: int) -> Pipeline:
+    """A pipeline of stages with as many blocks each. Raises MeshwrightError E0502 if there are too few."""
+    order, stages = block_order(program.micro.module.graph), ranks * virtual
+    if len(order) < stages:
+        of_each = f" of which each of {ranks} ranks has {virtual}" if virtual > 1 else ""
+        message = f"{stages} stages{of_each} cannot be made of {len(order) or 'no'} repeated blocks"
+        legal = [n for n in range(2, ranks + 1) if ranks % n == 0 and n * virtual <= len(order)]
+        action = f"use at most pp={legal[-1]}" if legal else "leave pp out"
+        raise error("E0502", message, action=action)
+    return Pipeline(even_cuts(order, stages), schedule)
+
+
 def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequence[str]) -> Assigned:
     """Give every node its stage and pass. ``first_blocks``: the blocks that stages after the first begin with."""
     order = block_order(graph)
     starts = [order.index(block) for block in first_blocks]
     stage_of = {block: sum(start <= i for start in starts) for i, block in enumerate(order)}
     found = Assigned(len(first_blocks) + 1)
-    free = _free(graph, roles)
+    free, found.again = _free(graph, roles)
     stage: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        if node.op != "call_function" or node in free:
-            continue
-        label = stage_of.get(region_of(annotation(node).block, 1))
-        before = [n for n in node.all_input_nodes if n in stage]
-        if annotation(node).phase == "forward":
-            least = max((stage[n] for n in before), default=0)
-            stage[node] = least if label is None else max(least, label)
-        else:
-            later = [stage[n] for n in before if annotation(n).phase == "backward"]
-            most = min(later, default=max((stage[n] for n in before), default=found.stages - 1))
-            stage[node] = most if label is None else label
+    nodes = [n for n in graph.nodes if n.op == "call_function" and n not in free]
+    label = {n: stage_of.get(region_of(annotation(n).block, 1)) for n in nodes}
+    for node in (n for n in nodes if annotation(n).phase == "forward"):
+        least = max((stage[n] for n in node.all_input_nodes if n in stage), default=0)
+        stage[node] = max(least, label[node] or 0)
     _late(graph, stage, stage_of)
+    _backward(nodes, stage, label, found.stages - 1)
     _apart(graph, stage, found)
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.args[0] in found.of:
+            # results of one op are taken apart where they are made: only what is read is kept or sent
+            found.of[node] = found.of[node.args[0]]
     for node, value in roles.items():
         if value.kind == "parameter":
             found.weights[value.name] = tuple(sorted({s for n in _readers(node, free) for s in [stage[n]]}))
     return found
+
+
+def _backward(
+    nodes: Sequence[fx.Node], stage: dict[fx.Node, int], label: Mapping[fx.Node, int | None], last: int
+) -> None:
+    """Give backward nodes their stages, those of forward nodes being settled. What is made of forward values alone stands
+    where a gradient first meets it, so that one gradient goes on to the stage before, and not its summands."""
+    loose: dict[fx.Node, None] = {}
+    for node in (n for n in nodes if annotation(n).phase != "forward"):
+        own = label[node]
+        before = [n for n in node.all_input_nodes if n in stage]
+        later = [stage[n] for n in before if annotation(n).phase == "backward" and n not in loose]
+        if own is None and not later:
+            loose[node] = None
+        most = min(later, default=max((stage[n] for n in before), default=last))
+        stage[node] = most if own is None else own
+    for node in reversed(loose):
+        stage[node] = max([stage[node], *(stage[u] for u in node.users if u in stage)])
 
 
 def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int]) -> None:
@@ -84,8 +124,8 @@ def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int
             stage[node] = max(stage[node], min(readers, default=stage[node]))
 
 
-def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[fx.Node]:
-    """What is computed from the batch alone, or from weights alone."""
+def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What is computed from the batch alone, or from weights alone; and the latter apart."""
     weights: dict[fx.Node, bool] = {}
     free: set[fx.Node] = set()
     for node in graph.nodes:
@@ -97,7 +137,7 @@ def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[fx.Node]:
             if len(kinds) < 2:
                 free.add(node)
                 weights[node] = kinds == {True}
-    return free
+    return free, {node for node, alone in weights.items() if alone and node.op == "call_function"}
 
 
 def _readers(node: fx.Node, free: set[fx.Node]) -> Iterable[fx.Node]:

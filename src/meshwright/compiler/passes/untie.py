@@ -1,7 +1,8 @@
 """Give every stage its own copy of a weight that several stages read: of a tied embedding, say.
 
 The copies stay one parameter: their gradients come out one by one, ``update`` adds them before anything else is done
-with them, and the first stage that reads it keeps the optimizer's state; all copies get the value that it computes.
+with them, and the first stage that reads it keeps the optimizer's state and computes the new value, which it then hands
+to the other copies.
 """
 
 from __future__ import annotations
@@ -150,21 +151,15 @@ def _again(graph: fx.Graph, node: fx.Node, old: fx.Node, new: fx.Node) -> fx.Nod
 def _update(old: Graph, shared: Mapping[str, tuple[int, ...]]) -> Graph:
     graph, copies = _copied(old)
     found = {value: copies[node] for value, node in old.placeholders().items()}
-    inputs, outputs = list(old.signature.inputs), list(old.signature.outputs)
-    output = next(n for n in graph.nodes if n.op == "output")
-    returned = list(output.args[0])
+    inputs = list(old.signature.inputs)
     for name, stages in shared.items():
         gradient = found.get(Value("gradient", name))
         for stage in stages[1:]:
             if gradient is not None:
                 copy, gradient = _more(graph, gradient, stage)
                 inputs.insert(_position(graph, copy), Value("gradient", copy_name(name, stage)))
-            if Value("parameter", name) in outputs:
-                outputs.append(Value("parameter", copy_name(name, stage)))
-                returned.append(returned[outputs.index(Value("parameter", name))])
-    output.args = (tuple(returned),)
     graph.lint()
-    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs)))
+    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), old.signature.outputs))
 
 
 def _more(graph: fx.Graph, gradient: fx.Node, stage: int) -> tuple[fx.Node, fx.Node]:

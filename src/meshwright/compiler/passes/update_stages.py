@@ -38,9 +38,10 @@ def assign_update(graph: fx.Graph, roles: Mapping[fx.Node, Value], weights: Mapp
             else:
                 stage[node] = min(s for s in sources if s is not None)
             rounds[node] = max((rounds[n] + _later(stage[n], stage[node]) for n in node.all_input_nodes), default=0)
-            own = stage[node]
-            if own is not None:
-                found.of[node] = own, rounds[node]
+    _postpone(graph, stage, rounds)
+    for node, own in stage.items():
+        if own is not None and node.op == "call_function":
+            found.of[node] = own, rounds[node]
     found.rounds = max(rounds.values(), default=0) + 1
     return found
 
@@ -56,6 +57,15 @@ def _holder(value: Value, weights: Mapping[str, int]) -> int | None:
     if value.kind == "state":
         return weights[value.name.rpartition("/")[0]]
     return None
+
+
+def _postpone(graph: fx.Graph, stage: Mapping[fx.Node, int | None], rounds: dict[fx.Node, int]) -> None:
+    """What a stage makes for itself is made in the round that reads it, so that it need not be kept between rounds."""
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or stage[node] is None or any(user.op == "output" for user in node.users):
+            continue
+        latest = [rounds[u] - int(stage[u] != stage[node]) for u in node.users]
+        rounds[node] = max(rounds[node], min(latest, default=rounds[node]))
 
 
 def _later(source: int | None, target: int | None) -> int:

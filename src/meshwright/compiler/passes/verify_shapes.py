@@ -11,36 +11,13 @@ from torch import Tensor, fx
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.fake import fake_mode
-from meshwright.compiler.graph.pending import Kind, Pending, Work, at_once
+from meshwright.compiler.graph.pending import Pending
+from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import annotation
-from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.graph.shapes import Shapes
 from meshwright.compiler.graph.trial import attempt, tensor
 from meshwright.compiler.mesh import Mesh
-
-
-class _Shapes:
-    """A communicator that answers with the right shapes, as rank 0."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-
-    def coordinate(self, axis: str) -> int:
-        return 0
-
-    def all_reduce(self, x: Tensor, axes: tuple[str, ...], reduction: str) -> Tensor:
-        return torch.empty_like(x)
-
-    def all_gather(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        return x.new_empty((x.shape[0] * self.mesh.size(*axes), *x.shape[1:]))
-
-    def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        return x.new_empty((x.shape[0] // self.mesh.size(*axes), *x.shape[1:]))
-
-    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        return torch.empty_like(x)
-
-    def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
-        return at_once(self, kind, x, axes, reduction)
 
 
 def verify_shapes(local: LocalGraph, mesh: Mesh, meta: bool = False) -> LocalGraph:
@@ -51,7 +28,7 @@ def verify_shapes(local: LocalGraph, mesh: Mesh, meta: bool = False) -> LocalGra
     """
     values: dict[fx.Node, Any] = {}
     mode = contextlib.nullcontext() if meta else fake_mode()
-    with mode, collectives.use(_Shapes(mesh)), torch.no_grad():
+    with mode, collectives.use(Shapes(mesh)), torch.no_grad():
         for node in local.module.graph.nodes:
             if node.op == "placeholder":
                 note = annotation(node)
@@ -65,10 +42,10 @@ def verify_shapes(local: LocalGraph, mesh: Mesh, meta: bool = False) -> LocalGra
     return local
 
 
-def lay_out(rank_program: RankProgram) -> None:
+def lay_out(rank_program: Compiled) -> None:
     """Find out how all values of a program lie in memory: a program that was read from its text knows shapes alone."""
     mesh = rank_program.mesh.with_micro(rank_program.plan.microbatches)
-    for local in (rank_program.prologue, rank_program.micro, rank_program.update):
+    for local in rank_program.graphs:
         for node in local.module.graph.nodes:
             if node.op == "call_function":
                 node.meta.pop("val", None)

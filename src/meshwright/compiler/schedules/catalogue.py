@@ -48,6 +48,12 @@ def request_for(
     return Request(stages // each, microbatches, each, costs, memory)
 
 
+def virtual(name: str) -> int:
+    """How many stages a schedule is made to put on each rank. Raises MeshwrightError E0501 for an unknown name."""
+    made_for: int = _module(name).VIRTUAL
+    return made_for
+
+
 def why_not(name: str, request: Request) -> str:
     """Why a schedule cannot serve a request; empty if it can."""
     module = _module(name)

@@ -9,171 +9,221 @@ all, and what is stuck in it is a cycle of ranks each of which waits for the nex
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from meshwright.compiler.schedules.instructions import Collective, Exchange, Instruction, Program, Wait
+from meshwright.compiler.schedules.instructions import Collective, Exchange, Program, Wait, renumbered
 from meshwright.compiler.schedules.matching import Fault, unmatched, values
+from meshwright.compiler.schedules.symmetry import RankPrograms
 
 
-def check(programs: Sequence[Program]) -> list[Fault]:
-    """All that is wrong with the programs of ranks; empty if they come to an end with what they need."""
-    faults = [f for rank, program in enumerate(programs) for f in values(rank, program)]
-    faults += unmatched(programs)
-    return faults or _Execution(programs).stuck()
+def check(programs: Sequence[Program], ranks: Sequence[int] | None = None) -> list[Fault]:
+    """All that is wrong with the programs of ranks; empty if they come to an end with what they need. ``ranks``: the
+    numbers by which faults call the ranks, if they are not simply counted."""
+    names = range(len(programs)) if ranks is None else ranks
+    faults = [f for rank, program in enumerate(programs) for f in values(rank, program, names)]
+    faults += unmatched(programs, names)
+    return faults or _Execution(programs, names).stuck()
 
 
-Meeting = tuple[object, ...]
-"""What ranks must reach together: a message, a collective, or the first use of a group."""
+def check_ranks(programs: RankPrograms) -> list[Fault]:
+    """The same for all ranks of a mesh; those that do the same are looked at once (why that is enough, is said at
+    :class:`~meshwright.compiler.schedules.symmetry.RankPrograms`)."""
+    return check(programs.programs, programs.first)
 
 
-@dataclass
+_Use = tuple[Hashable, Hashable, tuple[int, ...]]
+"""What a message or a collective is counted by, the communicator that it uses, and its members."""
+_ISSUE = -1
+"""What a host does: hand the next message to the stream. From 0 on: wait until the stream is done with the message of
+that number. Less than -1: come to the meeting ``-2 - number``."""
+
+
 class _Execution:
-    """One execution, in which nobody waits without need. ``programs`` have no unmatched messages."""
+    """One execution, in which nobody waits without need. The programs have no faults that are seen without one.
 
-    programs: Sequence[Program]
-    at: list[int] = field(init=False)
-    queues: list[list[tuple[Meeting, ...]]] = field(init=False)
-    """By rank: the messages that were begun, in order, each as what it needs others for."""
+    A *meeting* is what ranks must reach together: a message, a collective, or the first use of a group. Every rank has
+    a host, which goes through the program, and a stream, which goes through the messages that the host hands to it.
+    """
 
-    def __post_init__(self) -> None:
-        ranks = len(self.programs)
-        self.at = [0] * ranks
-        self.queues = [[] for _ in range(ranks)]
-        self.heads = [0] * ranks
-        self.open: list[set[str]] = [set() for _ in range(ranks)]
-        self.values: list[list[tuple[str, ...]]] = [[] for _ in range(ranks)]
-        self.used: list[set[object]] = [set() for _ in range(ranks)]
-        self.arrived: defaultdict[Meeting, set[int]] = defaultdict(set)
-        self.done: set[Meeting] = set()
-        self.counts: Counter[tuple[object, ...]] = Counter()
-        self.ready = list(range(ranks))
+    def __init__(self, programs: Sequence[Program], ranks: Sequence[int]) -> None:
+        self.programs, self.ranks = programs, ranks
+        self.meetings: dict[Hashable, int] = {}
+        self.members: list[tuple[int, ...]] = []
+        self.left: list[int] = []
+        """By meeting, how many have not come."""
+        self.hosts: list[list[int]] = []
+        self.host_places: list[list[int]] = []
+        self.streams: list[list[tuple[int, ...]]] = []
+        self.stream_places: list[list[int]] = []
+        """By rank, and what its host or its stream does: the position of the instruction."""
+        for rank, program in enumerate(programs):
+            self._read(rank, program)
+        count = len(programs)
+        self.at, self.heads, self.issued = [0] * count, [0] * count, [0] * count
+        self.host_came, self.stream_came = [False] * count, [False] * count
+        """By rank: whether it has come to the meetings before which its host, or its stream, stands."""
+        self.ready = list(range(count))
 
     def stuck(self) -> list[Fault]:
         """The deadlock, as a cycle of ranks; empty if all come to an end."""
         while self.ready:
-            rank = self.ready.pop()
-            while self._advance(rank):
-                pass
-        waiting = {r: self._waits(r) for r, p in enumerate(self.programs) if self.at[r] < len(p)}
-        waiting |= {r: self._stream(r) for r in range(len(self.programs)) if r not in waiting and self._behind(r)}
-        return [_cycle(waiting, self.programs, self.at)] if waiting else []
+            self._go_on(self.ready.pop())
+        over = [self.at[r] == len(self.hosts[r]) and not self._behind(r) for r in range(len(self.programs))]
+        waiting = {rank: self._waits(rank) for rank, done in enumerate(over) if not done}
+        return [self._cycle(waiting)] if waiting else []
+
+    def _read(self, rank: int, program: Program) -> None:
+        """What the host and the stream of a rank do."""
+        host: list[int] = []
+        stream: list[tuple[int, ...]] = []
+        host_places: list[int] = []
+        stream_places: list[int] = []
+        latest: dict[str, int] = {}
+        counts: dict[Hashable, int] = {}
+        for position, instruction in enumerate(program):
+            kind = type(instruction)
+            if kind is Wait:
+                assert isinstance(instruction, Wait)
+                host.append(latest[instruction.value])
+                host_places.append(position)
+                continue
+            if kind is Collective:
+                assert isinstance(instruction, Collective)
+                communicator = (instruction.group, instruction.axes)
+                uses: tuple[_Use, ...] = ((communicator, communicator, instruction.group),)
+                latest[instruction.value] = len(stream)
+            elif kind is Exchange:
+                assert isinstance(instruction, Exchange)
+                uses = tuple([_use(rank, t.peer, t.sends) for t in instruction.transfers])
+                for t in instruction.transfers:
+                    latest[t.value] = len(stream)
+            else:
+                continue
+            found = []
+            for what, group, members in uses:
+                number = counts.get(what, 0)
+                counts[what] = number + 1
+                first = ("first", group)
+                if first not in counts:
+                    counts[first] = 1
+                    host.append(-2 - self._meeting(first, members))
+                    host_places.append(position)
+                found.append(self._meeting((what, number), members))
+            host.append(_ISSUE)
+            host_places.append(position)
+            stream.append(tuple(found))
+            stream_places.append(position)
+        self.hosts.append(host)
+        self.host_places.append(host_places)
+        self.streams.append(stream)
+        self.stream_places.append(stream_places)
+
+    def _meeting(self, what: Hashable, members: tuple[int, ...]) -> int:
+        found = self.meetings.setdefault(what, len(self.left))
+        if found == len(self.left):
+            self.left.append(len(members))
+            self.members.append(members)
+        return found
+
+    def _go_on(self, rank: int) -> None:
+        """Let a rank do all that it can."""
+        host, stream = self.hosts[rank], self.streams[rank]
+        while True:
+            while self.heads[rank] < self.issued[rank]:
+                meetings = stream[self.heads[rank]]
+                if not self.stream_came[rank]:
+                    self.stream_came[rank] = True
+                    self._come(rank, meetings)
+                if any(self.left[m] for m in meetings):
+                    break
+                self.stream_came[rank] = False
+                self.heads[rank] += 1
+            if self.at[rank] == len(host):
+                return
+            code = host[self.at[rank]]
+            if code >= 0:
+                if self.heads[rank] <= code:
+                    return
+            elif code == _ISSUE:
+                self.issued[rank] += 1
+            else:
+                if not self.host_came[rank]:
+                    self.host_came[rank] = True
+                    self._come(rank, (-2 - code,))
+                if self.left[-2 - code]:
+                    return
+                self.host_came[rank] = False
+            self.at[rank] += 1
+
+    def _come(self, rank: int, meetings: Iterable[int]) -> None:
+        for meeting in meetings:
+            self.left[meeting] -= 1
+            if not self.left[meeting]:
+                self.ready += [other for other in self.members[meeting] if other != rank]
 
     def _behind(self, rank: int) -> bool:
-        return self.heads[rank] < len(self.queues[rank])
+        return self.heads[rank] < self.issued[rank]
 
-    def _advance(self, rank: int) -> bool:
-        """One instruction, or one message of the stream; whether there was anything that could be done."""
-        if self._behind(rank):
-            meetings = self.queues[rank][self.heads[rank]]
-            if self._meet_all(rank, meetings):
-                self.open[rank].difference_update(self.values[rank][self.heads[rank]])
-                self.heads[rank] += 1
-                return True
-        if self.at[rank] == len(self.programs[rank]):
-            return False
-        instruction = self.programs[rank][self.at[rank]]
-        if isinstance(instruction, Wait):
-            if instruction.value in self.open[rank]:
-                return False
-        elif isinstance(instruction, (Exchange, Collective)):
-            first = self._first(rank, instruction)
-            if not self._meet_all(rank, first):
-                return False
-            self.used[rank].update(meeting[1] for meeting in first)
-            self._begin(rank, instruction)
-        self.at[rank] += 1
-        return True
-
-    def _first(self, rank: int, instruction: Exchange | Collective) -> list[Meeting]:
-        """The groups that are used for the first time."""
-        if isinstance(instruction, Collective):
-            groups = [instruction.group]
+    def _waits(self, rank: int) -> _Waiting:
+        """What a rank that cannot go on waits in."""
+        at = self.at[rank]
+        if at < len(self.hosts[rank]) and self.hosts[rank][at] < 0:
+            position, meetings = self.host_places[rank][at], (-2 - self.hosts[rank][at],)
         else:
-            groups = [tuple(sorted((rank, t.peer))) for t in instruction.transfers]
-        return [("first", group) for group in dict.fromkeys(groups) if group not in self.used[rank]]
+            position, meetings = self.stream_places[rank][self.heads[rank]], self.streams[rank][self.heads[rank]]
+        return _Waiting(position, frozenset(m for m in meetings if self.left[m]))
 
-    def _begin(self, rank: int, instruction: Exchange | Collective) -> None:
-        if isinstance(instruction, Collective):
-            meetings: list[Meeting] = [(instruction.group, self._number(rank, instruction.group))]
-            values: tuple[str, ...] = (instruction.value,)
-        else:
-            pairs = [(rank, t.peer) if t.sends else (t.peer, rank) for t in instruction.transfers]
-            meetings = [(pair, "message", self._number(rank, pair)) for pair in pairs]
-            values = tuple(t.value for t in instruction.transfers)
-        self.queues[rank].append(tuple(meetings))
-        self.values[rank].append(values)
-        self.open[rank].update(values)
-
-    def _number(self, rank: int, of: tuple[int, ...]) -> int:
-        key = (rank, of)
-        self.counts[key] += 1
-        return self.counts[key]
-
-    def _meet_all(self, rank: int, meetings: Iterable[Meeting]) -> bool:
-        """Whether all of them are complete. The rank comes to every one, even if it waits for another."""
-        complete = [self._meet(rank, meeting) for meeting in meetings]
-        return all(complete)
-
-    def _meet(self, rank: int, meeting: Meeting) -> bool:
-        """Whether all that a meeting needs have come, this rank among them."""
-        if meeting in self.done:
-            return True
-        there = self.arrived[meeting]
-        there.add(rank)
-        if len(there) < len(self._members(meeting)):
-            return False
-        self.done.add(meeting)
-        self.ready += [other for other in self.arrived.pop(meeting) if other != rank]
-        return True
-
-    @staticmethod
-    def _members(meeting: Meeting) -> tuple[int, ...]:
-        members = meeting[1] if meeting[0] == "first" else meeting[0]
-        assert isinstance(members, tuple)
-        return members
-
-    def _waits(self, rank: int) -> tuple[str, list[int]]:
-        """What a rank's next instruction waits for, and for whom."""
-        instruction = self.programs[rank][self.at[rank]]
-        if isinstance(instruction, Wait):
-            return self._stream(rank)
-        assert isinstance(instruction, (Exchange, Collective))
-        missing = self._missing(rank, self._first(rank, instruction))
-        return f"'{instruction}', the first use of its group", missing
-
-    def _stream(self, rank: int) -> tuple[str, list[int]]:
-        """What the message at the head of a rank's stream waits for."""
-        values = ", ".join(self.values[rank][self.heads[rank]])
-        return f"the message with {values}", self._missing(rank, self.queues[rank][self.heads[rank]])
-
-    def _missing(self, rank: int, meetings: Iterable[Meeting]) -> list[int]:
+    def _absent(self, waiting: Mapping[int, _Waiting], one: int) -> list[int]:
+        """For whom a rank waits: those that have not come. Whoever has waits there too."""
+        meetings = sorted(waiting[one].meetings)
         return [
             member
             for meeting in meetings
-            if meeting not in self.done
-            for member in self._members(meeting)
-            if member != rank and member not in self.arrived[meeting]
+            for member in self.members[meeting]
+            if member not in waiting or meeting not in waiting[member].meetings
         ]
 
+    def _cycle(self, waiting: Mapping[int, _Waiting]) -> Fault:
+        """Follow from any rank whom it waits for, until a rank comes again."""
+        path: list[int] = []
+        rank = min(waiting)
+        while rank not in path:
+            path.append(rank)
+            rank = next((other for other in self._absent(waiting, rank) if other in waiting), rank)
+        path = path[path.index(rank) :]
+        message = "; ".join(self._told(one, waiting) for one in path)
+        return Fault("deadlock", message, self.ranks[path[0]], self._position(path[0]))
 
-def _cycle(waiting: dict[int, tuple[str, list[int]]], programs: Sequence[Program], at: Sequence[int]) -> Fault:
-    """Follow from any rank whom it waits for, until a rank comes again."""
-    path: list[int] = []
-    rank = min(waiting)
-    while rank not in path:
-        path.append(rank)
-        rank = next((other for other in waiting[rank][1] if other in waiting), rank)
-    path = path[path.index(rank) :]
-    lines = []
-    for one in path:
-        place = _place(programs[one], at[one])
-        whom = ", ".join(map(str, waiting[one][1]))
-        lines.append(f"rank {one}, at {place}, waits in {waiting[one][0]} for rank {whom}")
-    return Fault("deadlock", "; ".join(lines), path[0], at[path[0]])
+    def _told(self, one: int, waiting: Mapping[int, _Waiting]) -> str:
+        position, inside = self._position(one), waiting[one].position
+        where = self._instruction(one, position)
+        if position != inside:
+            where += f", waits in {self._instruction(one, inside)}"
+        else:
+            where += ", the first use of its group, waits"  # where a host stands at what it waits in
+        whom = sorted({self.ranks[other] for other in self._absent(waiting, one)})
+        return f"rank {self.ranks[one]}, at {where} for rank {', '.join(map(str, whom))}"
+
+    def _position(self, rank: int) -> int:
+        """Where the host of a rank stands."""
+        at = self.at[rank]
+        return self.host_places[rank][at] if at < len(self.hosts[rank]) else len(self.programs[rank])
+
+    def _instruction(self, rank: int, position: int) -> str:
+        if position == len(self.programs[rank]):
+            return "its end"
+        return f"instruction {position} ({renumbered(self.programs[rank][position], self.ranks)})"
 
 
-def _place(program: Program, position: int) -> str:
-    instruction: Instruction | None = program[position] if position < len(program) else None
-    return f"instruction {position} ({instruction})" if instruction is not None else "its end"
+@dataclass(frozen=True)
+class _Waiting:
+    """The instruction that a rank waits in, and what it needs that is incomplete."""
+
+    position: int
+    meetings: frozenset[int]
+
+
+def _use(rank: int, peer: int, sends: bool) -> _Use:
+    pair = (rank, peer) if rank < peer else (peer, rank)
+    return (rank, peer, sends) if sends else (peer, rank, True), pair, pair

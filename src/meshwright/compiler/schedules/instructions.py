@@ -1,13 +1,15 @@
-"""What a rank of a pipeline does, message by message: the program that is checked, and that a worker interprets."""
+"""What a rank does, message by message: the programs that are checked. A worker of a pipeline interprets them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A pass, or the update. ``needs`` are the values that it reads, ``gives`` those that it makes."""
+    """A pass, a part of one between two messages, or the update. ``needs`` are the values that it reads, ``gives``
+    those that it makes."""
 
     name: str
     needs: tuple[str, ...] = ()
@@ -44,14 +46,17 @@ class Exchange:
 @dataclass(frozen=True)
 class Collective:
     """A collective of a group of ranks. ``signature`` is what all its members must agree on: what is done, in which
-    dtype, with how many elements, from which root."""
+    dtype, with how many elements."""
 
     group: tuple[int, ...]
     signature: str
     value: str
+    axes: tuple[str, ...] = ()
+    """Of the mesh, over which the group goes, if it is of that form. Groups of other axes are others."""
 
     def __str__(self) -> str:
-        return f"{self.signature} of {self.value} over {','.join(map(str, self.group))}"
+        over = f"({', '.join(self.axes)})" if self.axes else ",".join(map(str, self.group))
+        return f"{self.signature} of {self.value} over {over}"
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,16 @@ class Wait:
 Instruction = Compute | Exchange | Collective | Wait
 Program = tuple[Instruction, ...]
 """What one rank does, in order. Messages begin where they stand and go on beside what follows."""
+
+
+def renumbered(instruction: Instruction, ranks: Sequence[int]) -> Instruction:
+    """The same with the rank ``ranks[i]`` in place of ``i``; a rank that is none stays as it is."""
+
+    def new(rank: int) -> int:
+        return ranks[rank] if 0 <= rank < len(ranks) else rank
+
+    if isinstance(instruction, Exchange):
+        return Exchange(tuple(replace(t, peer=new(t.peer)) for t in instruction.transfers))
+    if isinstance(instruction, Collective):
+        return replace(instruction, group=tuple(map(new, instruction.group)))
+    return instruction

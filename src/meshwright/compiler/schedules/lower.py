@@ -8,7 +8,7 @@ has no more than one message under way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Instruction, Program, Transfer, Wait
@@ -21,15 +21,26 @@ UPDATE = "update"
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that goes from one rank to another."""
+    """A value that goes from one rank to another. Sizes are in bytes, as either side knows them."""
 
     value: str
     source: int
     target: int
+    sent: int = 0
+    received: int = 0
 
 
 Links = Mapping[tuple[int, str], Collection[tuple[int, str]]]
 """By stage and pass (``F``, ``I``, ``W``): the passes of other stages that make something it reads."""
+
+
+Size = Callable[[Action, int], tuple[int, int]]
+"""Of what a pass makes for another rank: the bytes that are sent, and those that are expected."""
+
+
+def unknown(made: Action, target: int) -> tuple[int, int]:
+    """Where only the order of messages matters."""
+    return 0, 0
 
 
 def neighbours(stages: int) -> Links:
@@ -43,10 +54,10 @@ def neighbours(stages: int) -> Links:
 
 
 def programs(
-    schedule: Schedule, costs: Costs | None = None, size: int = 0, links: Links | None = None
+    schedule: Schedule, costs: Costs | None = None, size: Size = unknown, links: Links | None = None
 ) -> tuple[Program, ...]:
-    """The program of every rank; ``size`` is that of a message in bytes, if it is known. Raises
-    :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does not come to an end."""
+    """The program of every rank. Raises :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does
+    not come to an end."""
     run = simulate(schedule, costs)
     links = neighbours(schedule.stages) if links is None else links
     ready: dict[Action, float] = {}
@@ -65,10 +76,10 @@ def programs(
             for need in new:
                 source = schedule.rank(need)
                 pair = (min(source, rank), max(source, rank))
-                moments[(ready[need], *pair)].append(Edge(str(need), source, rank))
+                moments[(ready[need], *pair)].append(Edge(str(need), source, rank, *size(need, rank)))
     order = sorted(moments)
     return tuple(
-        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, incoming[rank], size))
+        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, incoming[rank]))
         for rank in range(schedule.ranks)
     )
 
@@ -91,7 +102,6 @@ def _program(
     order: list[tuple[float, int, int]],
     moments: defaultdict[tuple[float, int, int], list[Edge]],
     incoming: list[list[str]],
-    size: int,
 ) -> Iterator[Instruction]:
     mine = iter([moment for moment in order if rank in moment[1:]])
     following = next(mine, None)
@@ -99,7 +109,7 @@ def _program(
     made: list[str] = []
     for step, begin, waited in zip(schedule.rows[rank], begins, incoming, strict=True):
         while following is not None and following[0] <= begin:
-            yield from _exchange(rank, moments[following], sent, size)
+            yield from _exchange(rank, moments[following], sent)
             following = next(mine, None)
         yield from map(Wait, waited)
         gives = tuple(dict.fromkeys(str(g) for action in step for g in _gives(action)))
@@ -109,9 +119,9 @@ def _program(
         local = [str(n) for n in read if schedule.rank(n) == rank]
         yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *local))), gives)
     while following is not None:
-        yield from _exchange(rank, moments[following], sent, size)
+        yield from _exchange(rank, moments[following], sent)
         following = next(mine, None)
-    yield from (Wait(value) for values in sent.values() for value in values)
+    yield from map(Wait, dict.fromkeys(value for values in sent.values() for value in values))
     yield Compute(UPDATE, tuple(made))
 
 
@@ -126,16 +136,21 @@ def _gives(action: Action) -> Iterator[Action]:
         yield Action("W", action.stage, action.microbatch)
 
 
-def _exchange(rank: int, edges: list[Edge], sent: dict[int, list[str]], size: int) -> Iterator[Instruction]:
+def _exchange(rank: int, edges: list[Edge], sent: dict[int, list[str]]) -> Iterator[Instruction]:
     """What two ranks hand one another at a moment. What was sent to that rank before must have left by then: no more
     than one message to each is kept."""
     transfers = [
-        Transfer(edge.source == rank, edge.target if edge.source == rank else edge.source, edge.value, size)
+        Transfer(True, edge.target, edge.value, edge.sent)
+        if edge.source == rank
+        else Transfer(False, edge.source, edge.value, edge.received)
         for edge in sorted(edges, key=lambda e: (e.source, e.value))
     ]
     for transfer in transfers:
         if transfer.sends:
-            yield from map(Wait, sent.pop(transfer.peer, []))
+            left = sent.pop(transfer.peer, [])
+            yield from map(Wait, left)
+            for peer, values in sent.items():  # to wait for a value is to wait for all whom it was sent to
+                sent[peer] = [value for value in values if value not in left]
     for transfer in transfers:
         if transfer.sends:
             sent.setdefault(transfer.peer, []).append(transfer.value)

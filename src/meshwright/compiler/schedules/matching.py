@@ -6,7 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.compiler.schedules.instructions import Collective, Compute, Exchange, Program, Wait
+from meshwright.compiler.schedules.instructions import (
+    Collective,
+    Compute,
+    Exchange,
+    Instruction,
+    Program,
+    Wait,
+    renumbered,
+)
 
 
 @dataclass(frozen=True)
@@ -20,74 +28,108 @@ class Fault:
     """Of the instruction, within its rank's program."""
 
 
-def values(rank: int, program: Program) -> Iterator[Fault]:
-    """What is read before it is there, and what is never waited for."""
+def values(rank: int, program: Program, ranks: Sequence[int]) -> Iterator[Fault]:
+    """What is read before it is there, and what is never waited for. Faults name ``ranks[i]`` for the program ``i``."""
     there: set[str] = set()
-    coming: Counter[str] = Counter()
-    leaving: Counter[str] = Counter()
-    for position, instruction in enumerate(program):
-        if isinstance(instruction, Compute):
+    coming: set[str] = set()
+    leaving: set[str] = set()
+
+    def fault(instruction: Instruction, message: str) -> Fault:
+        said = f"rank {ranks[rank]}, instruction {position}: {renumbered(instruction, ranks)}{message}"
+        return Fault("unready", said, ranks[rank], position)
+
+    position = -1
+    for position, instruction in enumerate(program):  # noqa: B007 (faults read it)
+        kind = type(instruction)
+        if kind is Compute:
+            assert isinstance(instruction, Compute)
             for value in instruction.needs:
                 if value not in there:
-                    why = "has been asked for but not waited for" if coming[value] else "is not there"
-                    yield Fault("unready", f"rank {rank}: {instruction} reads {value}, which {why}", rank, position)
+                    why = "has been asked for but not waited for" if value in coming else "is not there"
+                    yield fault(instruction, f" reads {value}, which {why}")
             for value in instruction.gives:
                 if value in there:
-                    yield Fault("unready", f"rank {rank}: {instruction} makes {value} a second time", rank, position)
+                    yield fault(instruction, f" makes {value} a second time")
                 there.add(value)
-        elif isinstance(instruction, Wait):
-            if not coming[instruction.value] and not leaving[instruction.value]:
-                message = f"rank {rank}: {instruction}: no message with it is under way"
-                yield Fault("unready", message, rank, position)
-            if coming.pop(instruction.value, 0):
-                there.add(instruction.value)
-            leaving.pop(instruction.value, 0)
-        elif isinstance(instruction, Collective):
-            if instruction.value not in there:
-                message = f"rank {rank}: {instruction}: {instruction.value} is not there"
-                yield Fault("unready", message, rank, position)
-            there.discard(instruction.value)
-            coming[instruction.value] += 1
+        elif kind is Wait:
+            assert isinstance(instruction, Wait)
+            value = instruction.value
+            if value in coming:
+                coming.discard(value)
+                there.add(value)
+            elif value not in leaving:
+                yield fault(instruction, ": no message with it is under way")
+            leaving.discard(value)
+        elif kind is Collective:
+            assert isinstance(instruction, Collective)
+            value = instruction.value
+            if value not in there:
+                yield fault(instruction, f": {value} is not there")
+            there.discard(value)
+            coming.add(value)
         else:
+            assert isinstance(instruction, Exchange)
             for transfer in instruction.transfers:
                 if not transfer.sends:
-                    coming[transfer.value] += 1
+                    if transfer.value in coming or transfer.value in there:
+                        yield fault(instruction, f": {transfer.value} comes a second time")
+                    coming.add(transfer.value)
                 elif transfer.value in there:
-                    leaving[transfer.value] += 1
+                    leaving.add(transfer.value)
                 else:
-                    message = f"rank {rank}: {transfer}: {transfer.value} is not there"
-                    yield Fault("unready", message, rank, position)
-    for value in (*coming, *leaving):
-        yield Fault("unwaited", f"rank {rank} never waits for the message with {value}", rank, len(program))
+                    yield fault(instruction, f": {transfer.value} is not there")
+    for value in (*sorted(coming), *sorted(leaving)):
+        message = f"rank {ranks[rank]} never waits for the message with {value}"
+        yield Fault("unwaited", message, ranks[rank], len(program))
 
 
-def unmatched(programs: Sequence[Program]) -> Iterator[Fault]:
-    """The n-th message from a rank to another, and the n-th collective of a group, must be the same on all sides."""
-    sides: tuple[defaultdict[tuple[int, int], list[tuple[str, int, int]]], ...] = (defaultdict(list), defaultdict(list))
-    groups: defaultdict[tuple[int, ...], dict[int, list[tuple[str, str, int]]]] = defaultdict(dict)
+Pair = tuple[int, int]
+"""Whose messages go to whom."""
+Group = tuple[tuple[int, ...], tuple[str, ...]]
+"""The members of a communicator, and the axes of the mesh over which it goes."""
+_Call = tuple[str, str, int]
+
+
+def unmatched(programs: Sequence[Program], ranks: Sequence[int]) -> Iterator[Fault]:
+    """The n-th message from a rank to another, and the n-th collective of a group, must be the same on all sides.
+    Faults name ``ranks[i]`` for the program ``i``."""
+    sent: defaultdict[Pair, list[tuple[str, int, int]]] = defaultdict(list)
+    received: defaultdict[Pair, list[tuple[str, int, int]]] = defaultdict(list)
+    groups: defaultdict[Group, dict[int, list[_Call]]] = defaultdict(dict)
     for rank, program in enumerate(programs):
+        calls: dict[Group, list[_Call]] = {}
         for position, instruction in enumerate(program):
-            if isinstance(instruction, Exchange):
+            kind = type(instruction)
+            if kind is Exchange:
+                assert isinstance(instruction, Exchange)
                 for t in instruction.transfers:
-                    pair = (rank, t.peer) if t.sends else (t.peer, rank)
-                    sides[not t.sends][pair].append((t.value, t.size, position))
-            elif isinstance(instruction, Collective):
-                calls = groups[instruction.group].setdefault(rank, [])
-                calls.append((instruction.signature, instruction.value, position))
-    for pair in sorted({*sides[0], *sides[1]}):
-        yield from _pairwise(pair, sides[0][pair], sides[1][pair], len(programs))
+                    if t.sends:
+                        sent[rank, t.peer].append((t.value, t.size, position))
+                    else:
+                        received[t.peer, rank].append((t.value, t.size, position))
+            elif kind is Collective:
+                assert isinstance(instruction, Collective)
+                group = (instruction.group, instruction.axes)
+                if group not in calls:
+                    calls[group] = groups[group].setdefault(rank, [])
+                calls[group].append((instruction.signature, instruction.value, position))
+    for pair in sorted({*sent, *received}):
+        yield from _pairwise(pair, sent[pair], received[pair], ranks)
     for group, members in sorted(groups.items()):
-        yield from _groupwise(group, members)
+        if group[0] != (next(iter(members)),):  # alone in it, one agrees with everyone
+            yield from _groupwise(group, members, ranks)
 
 
 def _pairwise(
-    pair: tuple[int, int], sent: list[tuple[str, int, int]], received: list[tuple[str, int, int]], ranks: int
+    pair: Pair, sent: list[tuple[str, int, int]], received: list[tuple[str, int, int]], ranks: Sequence[int]
 ) -> Iterator[Fault]:
-    source, target = pair
-    if not (0 <= source < ranks and 0 <= target < ranks) or source == target:
-        where = source if 0 <= source < ranks else target
-        yield Fault("unmatched", f"a message from rank {source} to rank {target}: there is no such pair", where, -1)
+    inside = [0 <= side < len(ranks) for side in pair]
+    if not all(inside) or pair[0] == pair[1]:
+        source, target = (ranks[side] if known else side for side, known in zip(pair, inside, strict=True))
+        message = f"a message from rank {source} to rank {target}: there is no such pair"
+        yield Fault("unmatched", message, source if inside[0] else target, -1)
         return
+    source, target = (ranks[side] for side in pair)
     for number, (one, other) in enumerate(zip(sent, received, strict=False)):
         if one[:2] != other[:2]:
             message = (
@@ -97,12 +139,10 @@ def _pairwise(
             yield Fault("unmatched", message, source, one[2])
             return
     if len(sent) != len(received):
-        more, rank = (sent, source) if len(sent) > len(received) else (received, target)
+        more, rank, other_rank = (sent, source, target) if len(sent) > len(received) else (received, target, source)
         value, _, position = more[min(len(sent), len(received))]
-        word = "sends" if more is sent else "expects"
-        message = (
-            f"rank {rank} {word} {value} {'to' if more is sent else 'from'} rank {sum(pair) - rank}, which does not"
-        )
+        does, way = ("sends", "to") if more is sent else ("expects", "from")
+        message = f"rank {rank} {does} {value} {way} rank {other_rank}, which does not"
         yield Fault("unmatched", message, rank, position)
 
 
@@ -110,21 +150,23 @@ def _said(value: str, size: int) -> str:
     return f"{value} ({size} bytes)" if size else value
 
 
-def _groupwise(group: tuple[int, ...], members: dict[int, list[tuple[str, str, int]]]) -> Iterator[Fault]:
-    name = f"the group {','.join(map(str, group))}"
+def _groupwise(group: Group, members: dict[int, list[_Call]], ranks: Sequence[int]) -> Iterator[Fault]:
+    inside, axes = group
+    name = f"the group over ({', '.join(axes)})" if axes else f"the group {','.join(str(ranks[r]) for r in inside)}"
     for rank in members:
-        if rank not in group:
-            yield Fault("unmatched", f"rank {rank} calls a collective of {name}, to which it does not belong", rank, -1)
-    calls = [members.get(rank, []) for rank in group]
+        if rank not in inside:
+            message = f"rank {ranks[rank]} calls a collective of {name}, to which it does not belong"
+            yield Fault("unmatched", message, ranks[rank], -1)
+    calls = [members.get(rank, []) for rank in inside]
     for number in range(max(map(len, calls))):
         said = [c[number][:2] if number < len(c) else ("nothing", "") for c in calls]
         if len(set(said)) > 1:
             usual = Counter(said).most_common(1)[0][0]
             odd = next(i for i, s in enumerate(said) if s != usual)
             position = calls[odd][number][2] if number < len(calls[odd]) else -1
+            calls_odd, calls_usual = (" of ".join(filter(None, s)) for s in (said[odd], usual))
             message = (
-                f"collective {number} of {name}: rank {group[odd]} calls {' of '.join(filter(None, said[odd]))}, "
-                f"others {' of '.join(filter(None, usual))}"
+                f"collective {number} of {name}: rank {ranks[inside[odd]]} calls {calls_odd}, others {calls_usual}"
             )
-            yield Fault("unmatched", message, group[odd], position)
+            yield Fault("unmatched", message, ranks[inside[odd]], position)
             return

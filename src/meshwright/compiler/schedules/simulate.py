@@ -10,7 +10,8 @@ from meshwright.compiler.schedules.table import Action, Schedule, Step
 
 
 class Stuck(Exception):
-    """No rank can go on. ``waiting``: by rank, its next step and what that waits for."""
+    """No rank can go on. ``waiting``: by rank, its next step and what that waits for, from each rank to the one for
+    which it waits, in a circle."""
 
     def __init__(self, waiting: dict[int, tuple[Step, Action]]) -> None:
         self.waiting = waiting
@@ -107,8 +108,19 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
                 ready += blocked.pop(known, [])
     waiting = {rank: (schedule.rows[rank][at[rank]], need) for need, ranks in blocked.items() for rank in ranks}
     if waiting:
-        raise Stuck(dict(sorted(waiting.items())))
+        raise Stuck(_circle(schedule, waiting))
     return Run(tuple(map(tuple, times)), tuple(_peak(row, costs) for row in schedule.rows))
+
+
+def _circle(schedule: Schedule, waiting: dict[int, tuple[Step, Action]]) -> dict[int, tuple[Step, Action]]:
+    """Those of the ranks that wait, one for the next and the last for the first."""
+    rank = min(waiting)
+    path: list[int] = []
+    while rank in waiting and rank not in path:
+        path.append(rank)
+        rank = schedule.rank(waiting[rank][1])
+    first = path.index(rank) if rank in path else 0
+    return {rank: waiting[rank] for rank in path[first:]}
 
 
 def _seconds(step: Step, costs: Costs) -> float:

@@ -12,7 +12,7 @@ from meshwright.compiler.search.facts import ProgramFacts
 
 def least_memory(candidate: Candidate, facts: ProgramFacts) -> dict[str, int]:
     """Bytes of model state on a rank, by kind, if everything that may be cut is cut evenly."""
-    tensor, cut = candidate.size(TENSOR), candidate.cut
+    tensor, cut = candidate.size(TENSOR) * candidate.pipe, candidate.cut
     early = candidate.storage == 1 and candidate.prefetch > 0 and candidate.microbatches == 1
     return {
         "parameters": facts.weights // tensor // (cut if candidate.storage == 3 else 1),

@@ -2,7 +2,7 @@
 
 Storage is cut over all data ranks, or over those of one unit of the cluster (a node), with copies across units.
 Tensor axes lie innermost, on the fastest links; where there are slower ones, layouts with the data axis inside are
-there for comparison.
+there for comparison. Pipelines lie outermost, as they send least.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from itertools import accumulate
 from operator import mul
 
 from meshwright.compiler.cluster.cluster import Cluster
-from meshwright.compiler.plan import Save
+from meshwright.compiler.plan import PIPE, Save
+from meshwright.compiler.schedules.catalogue import modules, why_not
+from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.search.candidate import DATA, REPLICA, SAVES, TENSOR, Candidate
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.pins import Pins
@@ -23,6 +25,15 @@ TABLE_ROWS = 16
 """Rows of a table for each rank below which cutting it alone is not worth its messages."""
 EVERY = (1, 2, 4)
 """Full recomputation is tried in every so many blocks; that of cheap ops costs too little for a choice."""
+MOST_PIPE = 64
+"""Stages on ranks of their own, beyond which no pipeline is looked at that is not pinned."""
+ROWS = 3
+"""Of the numbers of microbatches that fill a pipeline, so many are looked at, those with the fewest samples first."""
+USUAL, INTERLEAVED = "1f1b", "interleaved"
+OUTDONE = ("gpipe", "breadth-first", "dualpipe", "list")
+"""Schedules that are looked at only if they are pinned: those that take as long as others and hold more, the one that
+holds all weights twice, and the one that takes a search of its own."""
+MOST_VIRTUAL = 8
 Axes = tuple[tuple[str, int], ...]
 
 
@@ -40,6 +51,60 @@ def candidates(
                 twin = storage == 2 and count == 1 and one.prefetch > 0 and pins.storage is None
                 if pins.allow(one) and not twin:
                     yield one
+    for pipe in pipe_degrees(facts, ranks, pins):
+        yield from _pipelines(facts, cluster, ranks, pipe, pins, last_resort)
+
+
+def _pipelines(
+    facts: ProgramFacts, cluster: Cluster, ranks: int, pipe: int, pins: Pins, last_resort: bool
+) -> Iterator[Candidate]:
+    """Candidates over so many stages. Parameters that are stored in shards would be gathered for every microbatch, and
+    gradients be reduced, so that is left to pins and to the last resort."""
+    name = pins.schedule or (INTERLEAVED if (pins.virtual or 1) > 1 else USUAL)
+    virtual = pins.virtual or modules()[name].VIRTUAL
+    if why_not(name, Request(pipe, pipe, virtual)) or pipe * virtual > facts.depth:
+        return
+    for axes, storage in dict.fromkeys(shapes(facts, cluster, ranks // pipe, pins)):
+        if storage > 1 and pins.storage != storage and not (last_resort and storage == 3):
+            continue
+        base = Candidate(((PIPE, pipe), *axes), storage, schedule=name, virtual=virtual)
+        if tuple(a for a in base.axes if a[0] == TENSOR) and axes[-1][0] != TENSOR and pins.tensor is None:
+            continue
+        for count in _filling(base, facts, pins):
+            for one in _options(replace(base, microbatches=count), facts, pins, last_resort):
+                if pins.allow(one):
+                    yield one
+
+
+def pipe_degrees(facts: ProgramFacts, ranks: int, pins: Pins) -> list[int]:
+    """Over how many ranks the model may be cut by depth."""
+    if pins.pipe is not None:
+        return [pins.pipe] if pins.pipe > 1 and ranks % pins.pipe == 0 and pins.pipe <= facts.depth else []
+    return [n for n in divisors(ranks) if 1 < n <= min(facts.depth, MOST_PIPE)]
+
+
+def _filling(base: Candidate, facts: ProgramFacts, pins: Pins) -> list[int]:
+    """Numbers of microbatches that fill a pipeline, the largest first."""
+    counts = _counts(base.batch_ranks, facts, pins)
+    enough = [count for count in counts if count >= base.pipe]
+    if pins.pipelined and not enough:
+        enough = counts
+    return enough[: -ROWS - 1 : -1]
+
+
+def schedules(one: Candidate, facts: ProgramFacts, pins: Pins) -> Iterator[Candidate]:
+    """The same pipeline under all other schedules that are worth looking at."""
+    for name, module in modules().items():
+        if (pins.schedule is None and name in OUTDONE) or pins.schedule not in (None, name):
+            continue
+        exact = getattr(module, "EXACT", False)
+        most = min(MOST_VIRTUAL, facts.depth // one.pipe)
+        usual = [module.VIRTUAL] if exact else [v for v in (2, 3, 4, 6, 8) if v <= most]
+        for virtual in usual if pins.virtual is None else [pins.virtual]:
+            other = replace(one, schedule=name, virtual=virtual)
+            fits = virtual * one.pipe <= facts.depth
+            if other != one and fits and not why_not(name, Request(one.pipe, one.pipe, virtual)):
+                yield other
 
 
 def variants(one: Candidate, facts: ProgramFacts, pins: Pins) -> Iterator[Candidate]:
@@ -120,7 +185,7 @@ def _counts(ranks: int, facts: ProgramFacts, pins: Pins) -> list[int]:
 def _options(base: Candidate, facts: ProgramFacts, pins: Pins, last_resort: bool) -> Iterator[Candidate]:
     """The same shape with all ways to save memory and to hide communication."""
     cut = base.size(TENSOR) > 1
-    usual = int(base.ranks > 1)
+    usual = int(base.ranks > 1 and (base.pipe == 1 or base.storage == 3))
     saves: Iterable[Save] = list(SAVES) if facts.blocks else ["all"]
     ways = [(save, every) for save in saves if pins.allows_save(save) for every in _everies(save, facts, pins)]
     for save, every in ways:
@@ -134,6 +199,7 @@ def _options(base: Candidate, facts: ProgramFacts, pins: Pins, last_resort: bool
                     prefetch=prefetch,
                     offload=offload,
                     whole=(pins.whole or ()) if cut else (),
+                    by_stage=bool(pins.by_stage) and base.pipe > 1 and save != "all" and every == 1,
                 )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.units import amount
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error
+from meshwright.compiler.schedules.catalogue import why_not
+from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.search.candidates import divides, divisors, microbatch_counts
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
@@ -16,7 +18,8 @@ from meshwright.compiler.search.pins import Pins
 
 def check_limits(facts: ProgramFacts, cluster: Cluster, ranks: int, limits: Limits) -> None:
     """Raises MeshwrightError with all that contradicts the program or the cluster: E0433 (ranks), E0434 (tensor
-    parallelism), E0435 (batch), E0436 (microbatches), E0438 (memory), E0441 (cluster), E0443 (recompute, offload)."""
+    parallelism), E0435 (batch), E0436 (microbatches), E0438 (memory), E0441 (cluster), E0443 (recompute, offload),
+    E0502 (stages of a pipeline)."""
     pins = limits.pins
     if ranks < 1 or ranks > cluster.ranks:
         raise error(
@@ -25,7 +28,10 @@ def check_limits(facts: ProgramFacts, cluster: Cluster, ranks: int, limits: Limi
             action=f"give --ranks of 1 to {cluster.ranks}, or a larger cluster",
         )
     # what the ranks are divided into is checked once the parts are right, so that one mistake is told once
-    divided = _tensor(facts, ranks, pins) or _ranks(ranks, pins) or _batch(facts, ranks, pins)
+    divided = _pipe(facts, ranks, pins)
+    if divided is None:
+        each = ranks // (pins.pipe or 1)
+        divided = _tensor(facts, each, pins) or _ranks(each, pins) or _batch(facts, each, pins)
     found = [fault for fault in (_memory(cluster, limits), divided, _blocks(facts, pins)) if fault is not None]
     if found:
         raise MeshwrightError(*found)
@@ -44,6 +50,37 @@ def _memory(cluster: Cluster, limits: Limits) -> Diagnostic | None:
             f"it has {amount(device.memory)}, of which the driver takes {amount(device.efficiency.reserve)}"
         )
         return Diagnostic("E0438", message, action=f"reserve less than {amount(usable)}")
+    return None
+
+
+def _pipe(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
+    """There are enough ranks and blocks for the stages, and the schedule has so many of them."""
+    if not pins.pipelined:
+        return None
+    name = next((n for n in ("pipe", "schedule", "virtual", "pipe_wanted") if pins.word(n) != n), "pipe")
+    word, place = pins.word(name), pins.place(name)
+    if facts.depth < 2:
+        message = f"'{word}' asks for a pipeline, but the program has no repeated blocks to make stages of"
+        return Diagnostic("E0502", message, place, "leave it out")
+    virtual = pins.virtual or 1
+    valid = [n for n in divisors(ranks) if n > 1 and n * virtual <= facts.depth]
+    nearby = f"use pp={_nearest(pins.pipe or 2, valid)}" if valid else "leave it out"
+    if pins.pipe is not None and ranks % pins.pipe:
+        return Diagnostic("E0433", f"{ranks} ranks cannot be divided by {pins.word('pipe')}", place, nearby)
+    if pins.pipe is not None and pins.pipe * virtual > facts.depth:
+        each = f" with {virtual} stages on each rank" if virtual > 1 else ""
+        message = f"'{word}'{each} needs {pins.pipe * virtual} stages, and there are only {facts.depth} blocks"
+        return Diagnostic("E0502", message, place, nearby)
+    if not valid:
+        message = f"'{word}' asks for a pipeline, but none divides both {ranks} ranks and {facts.depth} blocks"
+        return Diagnostic("E0502", message, place, nearby)
+    if pins.schedule is not None:
+        ways = [pins.virtual] if pins.virtual else range(1, facts.depth // (pins.pipe or valid[0]) + 1)
+        reasons = [why_not(pins.schedule, Request(pins.pipe or valid[0], 2, v)) for v in ways]
+        if all(reasons):
+            message = f"the schedule {pins.schedule} {reasons[0]}"
+            action = "leave 'virtual' out" if pins.virtual else "take another schedule"
+            return Diagnostic("E0502", message, pins.place("schedule"), action)
     return None
 
 

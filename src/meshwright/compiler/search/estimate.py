@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.collectives import message_cost
 from meshwright.compiler.mesh import Mesh
-from meshwright.compiler.plan import Save
+from meshwright.compiler.plan import PIPE, Save
 from meshwright.compiler.prediction import Prediction
 from meshwright.compiler.search.bounds import least_bytes, peak
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
@@ -26,6 +26,9 @@ _SUMS: Mapping[Save, int] = {"all": 4, "matmuls": 4, "nothing": 6}
 """Sums over the tensor axis of a block in one microbatch, forward, backward and again."""
 _HIDDEN = 0.8
 """The share of the computation that prefetched communication can hide behind."""
+_WAITED = 0.3
+"""Of the bubble of 1F1B, what the best schedule that fits leaves if ranks can have several stages; twice as much if
+not."""
 
 
 Features = tuple[object, ...]
@@ -63,7 +66,7 @@ class Estimator:
         raw, ratios = self._raw(candidate), self._ratios(candidate)
         parts = {name: seconds * ratios.get(name, 1.0) for name, seconds in raw.parts.items()}
         return Estimate(
-            _together(candidate, parts),
+            _together(candidate, parts, self.facts.depth),
             int(raw.memory + raw.activations * (ratios.get("memory", 1.0) - 1)),
             parts,
             raw.activations,
@@ -89,7 +92,7 @@ class Estimator:
 
     def _first(self, candidate: Candidate) -> Estimate:
         """Before anything has been learned."""
-        facts, tensor = self.facts, candidate.size(TENSOR)
+        facts, tensor, pipe = self.facts, candidate.size(TENSOR), candidate.pipe
         rows = -(-facts.batch // candidate.microbatches // candidate.batch_ranks)
         treated = 1 / candidate.every
         device = self.cluster.device
@@ -97,22 +100,23 @@ class Estimator:
         again = 1 + _AGAIN[candidate.save] * treated
         rate = peak(device, facts.dtype) * device.efficiency.matmul
         compute = facts.flops * waste * again / candidate.ranks / rate
-        launch = facts.kernels * candidate.microbatches * device.efficiency.launch * again
+        launch = facts.kernels / pipe * candidate.microbatches * device.efficiency.launch * again
         parts = {
-            "compute": max(compute, launch) + facts.model_state / tensor / candidate.cut / device.bandwidth,
+            "compute": max(compute, launch) + facts.model_state / tensor / pipe / candidate.cut / device.bandwidth,
             "data": self._data(candidate),
             "tensor": self._tensor(candidate, rows),
         }
         kept = _STREAMS[candidate.save] * treated + _STREAMS["all"] * (1 - treated)
         spread = tensor if candidate.sequence else 1 + (tensor - 1) * 0.6
-        activations = rows * (facts.stream * facts.depth * kept + 4 * facts.logits) / spread
+        flying = min(pipe, candidate.microbatches)
+        activations = rows * (facts.stream * facts.depth / pipe * flying * kept + 4 * facts.logits) / spread
         gathered = 0.0
         if candidate.storage == 3 and facts.depth:
             gathered = facts.compute_weights / tensor / facts.depth * (2 + candidate.prefetch)
         memory = least_bytes(candidate, facts) + gathered + activations
         wasted = 1 + device.efficiency.fragmentation
         return Estimate(
-            _together(candidate, parts),
+            _together(candidate, parts, self.facts.depth),
             int(memory * wasted) + device.efficiency.reserve,
             parts,
             activations * wasted,
@@ -121,13 +125,13 @@ class Estimator:
 
     def _data(self, candidate: Candidate) -> float:
         """Seconds of gathers and gradient reductions on the links."""
-        facts, tensor, count = self.facts, candidate.size(TENSOR), max(1, self.facts.depth)
-        weights, gradients = facts.compute_weights // tensor // count, facts.gradients // tensor // count
-        total = 0.0
+        facts, tensor, all_of_them = self.facts, candidate.size(TENSOR), max(1, self.facts.depth)
+        weights, gradients = facts.compute_weights // tensor // all_of_them, facts.gradients // tensor // all_of_them
+        total, count = 0.0, all_of_them / candidate.pipe
         if candidate.storage == 3:
             total += 2 * candidate.microbatches * count * self._cost(candidate, "all-gather", (DATA,), weights)
         if candidate.storage in (1, 2):
-            total += count * self._cost(candidate, "all-gather", (DATA,), facts.weights // tensor // count)
+            total += count * self._cost(candidate, "all-gather", (DATA,), facts.weights // tensor // all_of_them)
         times = candidate.microbatches if candidate.storage >= 2 else 1
         if candidate.storage:
             total += times * count * self._cost(candidate, "reduce-scatter", (DATA,), gradients)
@@ -138,7 +142,7 @@ class Estimator:
         if candidate.size(TENSOR) == 1:
             return 0.0
         each = self._cost(candidate, "all-reduce", (TENSOR,), rows * self.facts.stream)
-        return candidate.microbatches * max(1, self.facts.depth) * _SUMS[candidate.save] * each
+        return candidate.microbatches * max(1, self.facts.depth) / candidate.pipe * _SUMS[candidate.save] * each
 
     def _cost(self, candidate: Candidate, kind: MessageKind, axes: tuple[str, ...], payload: int) -> float:
         if candidate.size(*axes) == 1 or not payload:
@@ -146,17 +150,22 @@ class Estimator:
         return message_cost(self.cluster, Mesh(candidate.axes), axes, kind, payload).seconds
 
 
-def _together(candidate: Candidate, parts: Mapping[str, float]) -> float:
+def _together(candidate: Candidate, parts: Mapping[str, float], depth: int) -> float:
     hidden = _HIDDEN * parts["compute"] if candidate.prefetch else 0.0
-    return parts["compute"] + parts["tensor"] + max(parts["data"] - hidden, 0.02 * parts["data"])
+    waited = _WAITED if 2 * candidate.pipe <= depth else 2 * _WAITED
+    bubble = waited * (candidate.pipe - 1) / candidate.microbatches
+    within = (parts["compute"] + parts["tensor"]) * (1 + bubble)
+    return within + max(parts["data"] - hidden, 0.02 * parts["data"])
 
 
 def _observed(estimate: Estimate, prediction: Prediction) -> dict[str, float]:
     """Predicted over estimated, by part, where there is something to compare."""
     sent = {DATA: 0.0, TENSOR: 0.0}
     for axes, seconds in prediction.communication.items():
+        if axes == PIPE:
+            continue
         sent[TENSOR if TENSOR in axes else DATA] += seconds
-    compute = sum(prediction.compute.values()) + sum(prediction.other.values())
+    compute = sum(prediction.compute.values()) + sum(prediction.other.values()) - prediction.other.get("bubble", 0.0)
     pairs = {"compute": compute, "data": sent[DATA], "tensor": sent[TENSOR]}
     found = {n: value / estimate.parts[n] for n, value in pairs.items() if value > 0 and estimate.parts[n] > 0}
     if estimate.activations:
@@ -166,7 +175,7 @@ def _observed(estimate: Estimate, prediction: Prediction) -> dict[str, float]:
 
 
 def _features(one: Candidate) -> Features:
-    return one.save, one.axes, one.size(TENSOR) > 1, one.storage, one.microbatches, one.every
+    return one.save, one.axes, one.pipe > 1, one.size(TENSOR) > 1, one.storage, one.microbatches, one.every
 
 
 def _distance(one: Features, other: Features) -> int:
@@ -174,4 +183,4 @@ def _distance(one: Features, other: Features) -> int:
     return sum(weight for weight, a, b in zip(_WEIGHTS, one, other, strict=True) if a != b)
 
 
-_WEIGHTS = (8, 4, 4, 2, 1, 1)
+_WEIGHTS = (8, 4, 4, 4, 2, 1, 1)

@@ -12,10 +12,11 @@ from meshwright.compiler.search.bounds import least_bytes, least_memory, least_s
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
 from meshwright.compiler.search.candidates import shapes
 from meshwright.compiler.search.differences import differences
+from meshwright.compiler.search.explain_pipelines import pipelines
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.prices import Priced
-from meshwright.compiler.search.search import Search, family
 from meshwright.compiler.search.sensitivity import sensitivity
+from meshwright.compiler.search.state import Search, family
 from meshwright.compiler.search.telling import count, described, memory, percent, seconds
 
 
@@ -27,6 +28,7 @@ def reasons(found: Search) -> list[str]:
     chain = [_one_device(found)]
     if found.ranks > 1:
         chain += [_plain(found), *_partly(found), *_full(found), *_batch(found), *_copies(found), *_tensor(found)]
+        chain += pipelines(found)
     chain += [
         *_memory_savers(found, best),
         _uneven(best, found.facts),
@@ -68,7 +70,7 @@ def _capacity(found: Search) -> str:
 
 
 def _plain(found: Search) -> str:
-    return _family(found, "Plain data parallelism", lambda c: c.storage == 0 and c.size(TENSOR) == 1, 0)
+    return _family(found, "Plain data parallelism", lambda c: c.storage == 0 and c.size(TENSOR) == 1 and c.pipe == 1, 0)
 
 
 def _partly(found: Search) -> Iterable[str]:
@@ -85,7 +87,8 @@ def _full(found: Search) -> Iterable[str]:
 
 def _is(level: int, *, copies: bool) -> Callable[[Candidate], bool]:
     def test(one: Candidate) -> bool:
-        return one.storage == level and one.size(TENSOR) == 1 and (copies or one.size(REPLICA) == 1)
+        alone = one.size(TENSOR) == 1 and one.pipe == 1
+        return one.storage == level and alone and (copies or one.size(REPLICA) == 1)
 
     return test
 
@@ -193,7 +196,7 @@ def _uneven(best: Priced, facts: ProgramFacts) -> str:
 
 def _copies(found: Search) -> Iterable[str]:
     """Sharding inside a unit and copies across: where it was priced."""
-    hybrid = _of(found, lambda c: c.storage > 0 and c.size(REPLICA) > 1 and c.size(TENSOR) == 1)
+    hybrid = _of(found, lambda c: c.storage > 0 and c.size(REPLICA) > 1 and c.size(TENSOR) == 1 and c.pipe == 1)
     if hybrid:
         one = hybrid[0]
         data, copies = one.candidate.size(DATA), one.candidate.size(REPLICA)
@@ -201,13 +204,13 @@ def _copies(found: Search) -> Iterable[str]:
 
 
 def _tensor(found: Search) -> Iterable[str]:
-    members = _of(found, lambda c: c.size(TENSOR) > 1)
+    members = _of(found, lambda c: c.size(TENSOR) > 1 and c.pipe == 1)
     if not members:
         return
     one = members[0]
     degree = one.candidate.size(TENSOR)
     text = f"Tensor parallelism over {degree} ({_tier(found, one.candidate)}): {_verdict(found, one)}"
-    without = next(iter(_of(found, lambda c: c.size(TENSOR) == 1)), None)
+    without = next(iter(_of(found, lambda c: c.size(TENSOR) == 1 and c.pipe == 1)), None)
     if found.fits(one) and without is not None and found.fits(without):
         more = one.seconds / without.seconds - 1
         relation = f"{percent(more)} slower" if more > 0 else f"{percent(-more)} faster"

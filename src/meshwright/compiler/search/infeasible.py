@@ -12,7 +12,8 @@ from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.candidates import candidates
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.prices import Priced, Prices
-from meshwright.compiler.search.search import Search, search
+from meshwright.compiler.search.search import search
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.telling import described, memory
 
 GROWTH = (2, 4, 8, 16, 32)

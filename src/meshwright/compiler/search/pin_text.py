@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error, suggestion
 from meshwright.compiler.plan import Save
+from meshwright.compiler.schedules.catalogue import modules
 from meshwright.compiler.search.candidate import SAVES
 from meshwright.compiler.search.pins import Pins
 
@@ -29,6 +30,10 @@ WORDS = (
     "prefetch",
     "offload",
     "whole",
+    "pp",
+    "schedule",
+    "virtual",
+    "by-stage",
 )
 """The words of a pin; ``no`` before some of them denies them."""
 _DENIED: dict[str, dict[str, object]] = {
@@ -37,6 +42,8 @@ _DENIED: dict[str, dict[str, object]] = {
     "recompute": {"save": "all", "every": 1},
     "prefetch": {"prefetch": 0},
     "offload": {"offload": False},
+    "pp": {"pipe": 1},
+    "by-stage": {"by_stage": False},
 }
 _LEVELS = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 _SAVE: dict[str, Save] = {word: save for save, word in SAVES.items()}
@@ -66,7 +73,7 @@ def parse_pins(texts: Iterable[str], places: Iterable[Span | None] = ()) -> Pins
 
 def _one(item: str, place: Span | None) -> dict[str, object]:
     """The fields that one word fixes."""
-    denied = re.fullmatch(r"no[ -](\w+)", item)
+    denied = re.fullmatch(r"no[ -]([\w-]+)", item)
     word, equals, value = (denied[1], "", "") if denied else (p.strip() for p in item.partition("="))
     if word not in WORDS:
         raise error("E0430", f"'{word}' is not a word of a pin", place, _instead(word))
@@ -75,10 +82,10 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
             raise error("E0430", f"'no {word}' says nothing", place, f"one can deny {', '.join(_DENIED)}")
         return dict(_DENIED[word])
     match word:
-        case "sp" | "offload":
+        case "sp" | "offload" | "by-stage":
             if equals:
                 raise error("E0431", f"'{item}': {word} takes no number", place, f"write {word}, or no {word}")
-            return {"sequence": True} if word == "sp" else {"offload": True}
+            return {{"sp": "sequence", "offload": "offload", "by-stage": "by_stage"}[word]: True}
         case "recompute" | "selective":
             return _recompute(word, item, value if equals else None, place)
         case "whole":
@@ -96,6 +103,12 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
             return {"microbatches": _number(word, item, value, place)}
         case "tp":
             return {"tensor": _number(word, item, value, place)} if equals else {"tensor_wanted": True}
+        case "pp":
+            return {"pipe": _number(word, item, value, place)} if equals else {"pipe_wanted": True}
+        case "virtual":
+            return {"virtual": _number(word, item, value, place)}
+        case "schedule":
+            return {"schedule": _schedule(item, value, place)}
         case "ddp":
             return {"replica": _number(word, item, value, place)} if equals else {"copies": True}
     found: dict[str, object] = {"storage": _LEVELS[word]}
@@ -113,6 +126,14 @@ def _number(word: str, item: str, value: str, place: Span | None) -> int:
     if not re.fullmatch("0*[1-9][0-9]{0,8}", value):
         raise error("E0431", f"'{item}' needs a positive whole number", place, f"write {word}=2, say")
     return int(value)
+
+
+def _schedule(item: str, value: str, place: Span | None) -> str:
+    known = modules()
+    if value not in known:
+        action = suggestion(value, known) if value else f"write schedule={next(iter(known))}, say"
+        raise error("E0431", f"'{item}' names no pipeline schedule", place, action)
+    return value
 
 
 def _recompute(word: str, item: str, value: str | None, place: Span | None) -> dict[str, object]:
@@ -137,7 +158,7 @@ def _recompute(word: str, item: str, value: str | None, place: Span | None) -> d
 def _joined(pins: Pins, fields: dict[str, object], item: str, place: Span | None) -> Pins:
     for name, value in fields.items():
         before = getattr(pins, name)
-        if before is not None and before != value and name not in ("tensor_wanted", "copies"):
+        if before is not None and before != value and name not in ("tensor_wanted", "copies", "pipe_wanted"):
             raise error(
                 "E0432",
                 f"the pins '{pins.word(name)}' and '{item}' contradict each other",
@@ -156,6 +177,12 @@ def _complete(pins: Pins) -> Pins:
         raise error(
             "E0432", "the pins 'tp' and 'no tp' contradict each other", pins.place("tensor"), "keep one of them"
         )
+    if pins.pipe == 1 and (pins.pipe_wanted or pins.schedule or (pins.virtual or 1) > 1):
+        name = "pipe_wanted" if pins.pipe_wanted else "schedule" if pins.schedule else "virtual"
+        message = f"the pins '{pins.word('pipe')}' and '{pins.word(name)}' contradict each other"
+        raise error("E0432", message, pins.place(name), "keep one of them")
+    if pins.pipe is None and (pins.schedule or pins.by_stage or (pins.virtual or 1) > 1):
+        pins = replace(pins, pipe_wanted=True)
     if pins.sequence and pins.tensor == 1:
         message = (
             f"'sp' needs 'tp', but '{pins.word('tensor')}' leaves no tensor parallelism: it cuts activations over it"

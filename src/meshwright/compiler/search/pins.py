@@ -38,6 +38,12 @@ class Pins:
     prefetch: int | None = None
     offload: bool | None = None
     whole: tuple[str, ...] | None = None
+    pipe: int | None = None
+    pipe_wanted: bool = False
+    """``pp`` without a number: some pipeline."""
+    schedule: str | None = None
+    virtual: int | None = None
+    by_stage: bool | None = None
     placed: Placed | None = None
     """Counts in candidates with as many tensor ranks."""
     recompute: tuple[Recompute, ...] | None = None
@@ -50,6 +56,11 @@ class Pins:
 
     def place(self, name: str) -> Span | None:
         return dict(self.places).get(name)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether a pipeline is asked for."""
+        return self.pipe_wanted or (self.pipe or 1) > 1
 
     @property
     def text(self) -> str:
@@ -70,7 +81,7 @@ class Pins:
     def joined(self, further: Pins) -> Pins:
         """These pins and further ones. Raises MeshwrightError E0432 where they contradict each other."""
         fields = ("replica", "data", "tensor", "storage", "sequence", "microbatches", "save", "every", "prefetch",
-                  "offload", "whole", "placed", "recompute")  # fmt: skip
+                  "offload", "whole", "pipe", "schedule", "virtual", "by_stage", "placed", "recompute")  # fmt: skip
         for name in fields:
             mine, other = getattr(self, name), getattr(further, name)
             if mine is not None and other is not None and mine != other:
@@ -83,6 +94,7 @@ class Pins:
         changes = {n: getattr(further, n) for n in fields if getattr(further, n) is not None}
         changes["tensor_wanted"] = self.tensor_wanted or further.tensor_wanted
         changes["copies"] = self.copies or further.copies
+        changes["pipe_wanted"] = self.pipe_wanted or further.pipe_wanted
         changes["words"] = tuple((dict(self.words) | dict(further.words)).items())
         changes["places"] = tuple((dict(self.places) | dict(further.places)).items())
         return replace(self, **changes)
@@ -101,7 +113,13 @@ class Pins:
             "prefetch": (self.prefetch, candidate.prefetch),
             "offload": (self.offload, candidate.offload),
             "whole": (self.whole, candidate.whole),
+            "pipe": (self.pipe, candidate.pipe),
+            "schedule": (self.schedule, candidate.schedule),
+            "virtual": (self.virtual, candidate.virtual),
+            "by_stage": (self.by_stage, candidate.by_stage),
         }
+        if self.pipe_wanted and candidate.pipe == 1:
+            return False
         if self.tensor_wanted and candidate.size(TENSOR) == 1:
             return False
         if self.copies and candidate.size(REPLICA) == 1 and candidate.ranks > 1:

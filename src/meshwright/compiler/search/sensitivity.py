@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.search.prices import Priced
-from meshwright.compiler.search.search import Search
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.telling import memory, percent
 
 MORE = 0.1

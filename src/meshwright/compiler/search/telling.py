@@ -49,10 +49,14 @@ def described(one: Candidate) -> str:
         words.append(f"plain data parallelism over {replica} ranks")
     if tensor > 1:
         words.append(f"tensor parallelism over {tensor}" + (" with sequence sharding" if one.sequence else ""))
+    if one.pipe > 1:
+        each = f" with {one.virtual} stages each" if one.virtual > 1 else ""
+        words.append(f"a pipeline over {one.pipe} ranks{each} ({one.schedule})")
     if one.microbatches > 1:
         words.append(f"{one.microbatches} microbatches")
     if one.save != "all":
         every = f" in every {_ordinal(one.every)} block" if one.every > 1 else ""
+        every += " where a stage must" if one.by_stage else ""
         words.append(f"{'selective' if one.save == 'matmuls' else 'full'} recomputation{every}")
     if one.offload:
         words.append("the optimizer state on the host")

@@ -11,7 +11,8 @@ from meshwright.compiler.search.infeasible import infeasible
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.search.prices import Priced
-from meshwright.compiler.search.search import Search, search
+from meshwright.compiler.search.search import search
+from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.telling import described, memory, percent, seconds
 
 

@@ -6,14 +6,14 @@ mesh axis (a degraded link, say) is in the cost of a message, which is that of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.kernels import peak, with_attention
 from meshwright.compiler.memory import memory
 from meshwright.compiler.prediction import Execution, Prediction
-from meshwright.compiler.summary import GraphSummary, Kernel, RankSummary
+from meshwright.compiler.summary import GraphSummary, Item, Kernel, RankSummary
 from meshwright.compiler.timeline.accumulate import accumulation
 from meshwright.compiler.timeline.clock import CONTENTION, LAUNCH, TRANSFER, Clock
 from meshwright.compiler.timeline.fusion import fused
@@ -49,7 +49,7 @@ def simulate(
     clock = Clock(
         pricing.launch, cluster.device.efficiency.contention, observe=recorder.task if recorder is not None else None
     )
-    player = _Player(clock, pricing, execution.fusion, recorder, exact or spans)
+    player = Player(clock, pricing, execution.fusion, recorder, exact or spans)
     player.prepared("prologue", summary.prologue)()
     player.microbatches()
     clock.finish()  # the loss is looked at before anything is updated
@@ -59,14 +59,14 @@ def simulate(
 
 
 @dataclass(frozen=True)
-class _Player:
+class Player:
     """Plays the graphs of a step on a clock."""
 
     clock: Clock
     pricing: Pricing
     fusion: str
-    recorder: Recorder | None
-    exact: bool
+    recorder: Recorder | None = None
+    exact: bool = False
 
     def prepared(self, name: str, graph: GraphSummary) -> Callable[[], None]:
         """What plays a graph once."""
@@ -122,7 +122,7 @@ def _prediction(summary: RankSummary, cluster: Cluster, clock: Clock, recorder: 
         spent[group][name] = value
     needs = memory(summary)
     device_memory = int(needs.peak * (1 + efficiency.fragmentation)) + efficiency.reserve
-    able = summary.mesh.ranks * peak(cluster.device, _dtype(summary)) * seconds
+    able = summary.mesh.ranks * peak(cluster.device, main_dtype(summary.micro.items)) * seconds
     return Prediction(
         seconds=seconds,
         compute=spent["compute"],
@@ -138,10 +138,10 @@ def _prediction(summary: RankSummary, cluster: Cluster, clock: Clock, recorder: 
     )
 
 
-def _dtype(summary: RankSummary) -> str:
+def main_dtype(items: Iterable[Item]) -> str:
     """The dtype in which most is computed."""
     flops: dict[str, float] = {}
-    for item in summary.micro.items:
+    for item in items:
         if isinstance(item.work, Kernel) and item.work.kind in ("matmul", "attention"):
             flops[item.work.dtype] = flops.get(item.work.dtype, 0.0) + item.work.flops
     return max(flops, key=lambda name: flops[name], default="f32")

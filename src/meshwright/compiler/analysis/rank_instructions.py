@@ -1,0 +1,105 @@
+"""The programs of all ranks of what was compiled, from the first collective of a step to the last: prologue, passes and
+their messages, loss, update, norm. The executors of the runtime do just this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from meshwright.compiler.analysis.calls import Event, asked_by
+from meshwright.compiler.analysis.graph_steps import Steps, steps_from, steps_of
+from meshwright.compiler.analysis.inplace import order_of
+from meshwright.compiler.analysis.rank_writer import RankWriter
+from meshwright.compiler.analysis.two_holders import put_together
+from meshwright.compiler.analysis.update_instructions import update
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.paying import paid
+from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.graph.stage_messages import output_note
+from meshwright.compiler.graph.trial import tensor
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.plan import PIPE
+from meshwright.compiler.schedules.instructions import Compute, Program
+from meshwright.compiler.schedules.lower import UPDATE
+from meshwright.compiler.schedules.symmetry import RankPrograms
+from meshwright.compiler.schedules.table import parse_rows
+
+PROLOGUE, LOSS, NORM = "prologue", "loss", "norm"
+
+
+def rank_instructions(compiled: Compiled) -> RankPrograms:
+    """The programs of all ranks. A step whose loss is not finite ends in another way, which is not among them."""
+    mesh = compiled.mesh.with_micro(compiled.plan.microbatches)
+    if isinstance(compiled, PipelineProgram):
+        return RankPrograms(compiled.mesh, (PIPE,), tuple(_of_pipe(compiled, mesh)))
+    writer = RankWriter(0, 1)
+    writer.run(steps_of(compiled.prologue, mesh), PROLOGUE, (), (PROLOGUE,))
+    micro = steps_of(compiled.micro, mesh)
+    made = tuple(f"microbatch {number}" for number in range(compiled.plan.microbatches))
+    for name in made:
+        writer.run(micro, name, (PROLOGUE,), (name,))
+    writer.run(steps_from(_paid_loss(compiled.micro, compiled.mesh)), LOSS, made)
+    writer.run(steps_of(compiled.update, mesh, order_of(compiled.update)), UPDATE, made)
+    return RankPrograms(compiled.mesh, (), (tuple(writer.program),))
+
+
+def _of_pipe(compiled: PipelineProgram, mesh: Mesh) -> Iterator[Program]:
+    """The program of every ``pipe`` coordinate."""
+    prologue = steps_of(compiled.prologue, mesh)
+    passes = {
+        (number, kind): steps_of(graph, mesh)
+        for number, stage in enumerate(compiled.stages)
+        for kind, graph in stage.passes.items()
+    }
+    rounds = [[steps_of(g, mesh, order_of(g)) for g in stage.update] for stage in compiled.stages]
+    outputs = [value for graph in compiled.update_graphs for value in graph.signature.outputs]
+    for pipe, program in enumerate(compiled.programs):
+        writer = RankWriter(pipe, len(compiled.programs))
+        writer.run(prologue, PROLOGUE, (), (PROLOGUE,))
+        needs: tuple[str, ...] = ()
+        for instruction in program:
+            if not isinstance(instruction, Compute):
+                writer.program.append(instruction)
+            elif instruction.name == UPDATE:
+                needs = instruction.needs
+            else:
+                _passes(writer, instruction, passes)
+        needs += put_together(writer, compiled, needs)
+        events = [e for graph in _losses(compiled, pipe) for e in _paid_loss(graph, compiled.mesh)]
+        writer.run(steps_from(events), f"{LOSS} of the stage", needs, (LOSS,))
+        writer.run(steps_from(_over_pipe(mesh)), f"{LOSS} of all stages", (LOSS,))
+        made = update(writer, compiled, rounds, needs)
+        if any(value.kind == "norm" for value in outputs):
+            writer.run(steps_from(_over_pipe(mesh)), NORM, made)
+        yield tuple(writer.program)
+
+
+def _passes(writer: RankWriter, instruction: Compute, passes: Mapping[tuple[int, str], Steps]) -> None:
+    """The passes that an instruction stands for, one after the other."""
+    ((step,),) = parse_rows(instruction.name)
+    runs = [(a, kind) for a in step for kind in (("I", "W") if a.kind == "B" else (a.kind,))]
+    for number, (action, kind) in enumerate(runs):
+        needs = (PROLOGUE, *instruction.needs) if not number else ()
+        gives = instruction.gives if number == len(runs) - 1 else ()
+        writer.run(passes[action.stage, kind], f"{action.stage}{kind}{action.microbatch}", needs, gives)
+
+
+def _losses(compiled: PipelineProgram, pipe: int) -> list[LocalGraph]:
+    """The pass of a ``pipe`` coordinate that makes the loss, if there is one."""
+    graphs = [graph for stage in compiled.held_by(pipe) for graph in compiled.stages[stage].passes.values()]
+    return [graph for graph in graphs if any(value.kind == LOSS for value in graph.outputs)][:1]
+
+
+def _paid_loss(graph: LocalGraph, devices: Mesh) -> tuple[Event, ...]:
+    """How a rank's part of the loss becomes that of all: what it owes over axes of the device mesh is paid."""
+    value, sharding = next((v, s) for v, s in graph.outputs.items() if v.kind == LOSS)
+    note = output_note(graph, value)
+    x = tensor(tuple(note.shape), note.dtype or torch.float32, meta=True)
+    return asked_by(lambda: paid(x, sharding, devices), devices)
+
+
+def _over_pipe(mesh: Mesh) -> tuple[Event, ...]:
+    """A number that is added up over the stages."""
+    return asked_by(lambda: collectives.all_reduce(tensor((), torch.float64, meta=True), (PIPE,), "sum"), mesh)

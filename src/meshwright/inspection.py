@@ -1,0 +1,63 @@
+"""What an artefact is made of and what a step of it needs: what ``meshwright inspect`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.compiler.analysis.summarize import summarize, summarize_graph
+from meshwright.compiler.cluster.cluster_file import read_cluster
+from meshwright.compiler.cluster.presets import LOCAL
+from meshwright.compiler.communication import Traffic, communication, graph_traffic
+from meshwright.compiler.emit.artefact import Artefact, read_artefact
+from meshwright.compiler.emit.parts import graphs_of
+from meshwright.compiler.graph.pipeline_program import PipelineProgram
+from meshwright.compiler.graph.program import Graph
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.memory import memory
+from meshwright.compiler.passes.verify_shapes import lay_out
+from meshwright.compiler.prediction import Flow, Memory
+from meshwright.prediction_of import predict_step
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """An artefact with what was found out about it."""
+
+    artefact: Artefact
+    memory: Memory
+    """Of a rank; of a pipeline, of the one that needs most."""
+    traffic: list[Traffic]
+    """Collectives of a rank in one step; of a pipeline, those of each stage."""
+    graphs: list[tuple[str, int, int]]
+    """By graph: its ops for one device, and for a rank; 0 for what the step for one device has no graph of."""
+    flow: Flow | None = None
+    """Of a pipeline."""
+
+
+def inspect_artefact(folder: str | Path) -> Inspected:
+    """Read an artefact and find out what it needs. Raises MeshwrightError E064x for one that cannot be read."""
+    artefact = read_artefact(folder)
+    compiled = artefact.rank_program
+    lay_out(compiled)
+    whole = {name: getattr(compiled.program, name) for name in ("prologue", "micro", "update")}
+    graphs = [(n, _ops(whole[n]) if n in whole else 0, _ops(g)) for n, g in graphs_of(compiled).items()]
+    if isinstance(compiled, PipelineProgram):
+        # the times are not told here, so that any cluster will do
+        found = predict_step(compiled.program, compiled.plan, read_cluster(LOCAL, compiled.mesh.ranks))
+        return Inspected(artefact, found.memory, list(_traffic(compiled)), graphs, found.flow)
+    summary = summarize(compiled)
+    return Inspected(artefact, memory(summary), communication(summary), graphs)
+
+
+def _traffic(compiled: PipelineProgram) -> Iterator[Traffic]:
+    mesh = compiled.mesh.with_micro(compiled.plan.microbatches)
+    often = {id(graph) for graph in compiled.micro_graphs}
+    for name, graph in graphs_of(compiled).items():
+        times = compiled.plan.microbatches if id(graph) in often else 1
+        yield from graph_traffic(summarize_graph(graph, mesh, {}), compiled.mesh, name, times)
+
+
+def _ops(graph: Graph | LocalGraph) -> int:
+    return sum(node.op == "call_function" for node in graph.module.graph.nodes)

@@ -1,0 +1,102 @@
+"""Messages between single ranks: what is handed over at once begins at once, and goes on beside the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.runtime.communicator import ProcessCommunicator, named
+from meshwright.runtime.rendezvous import Rendezvous
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Tensors that go to a rank, or buffers for those that come from it. Both sides know it by ``name``."""
+
+    rank: int
+    name: str
+    tensors: Sequence[Tensor]
+    """Contiguous, in an order, of shapes and dtypes that both sides know."""
+
+
+class Pending(Protocol):
+    """A parcel on its way."""
+
+    def wait(self) -> None: ...
+
+
+class Mail(Protocol):
+    """Begins to send and to receive. The parcels of a pair of ranks begin in the same order on both."""
+
+    def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        """One for each parcel, those that are sent first."""
+
+
+class VirtualMail:
+    """The mail of a rank of the virtual cluster."""
+
+    def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
+        self._rank, self._rendezvous = rank, rendezvous
+
+    def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        for parcel in sends:
+            self._rendezvous.send(self._rank, parcel.rank, parcel.name, parcel.tensors)
+        return [*(_Done() for _ in sends), *(_Awaited(self._rank, parcel, self._rendezvous) for parcel in receives)]
+
+
+@dataclass(frozen=True)
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    rank: int
+    parcel: Parcel
+    rendezvous: Rendezvous
+
+    def wait(self) -> None:
+        found = self.rendezvous.receive(self.rank, self.parcel.rank, self.parcel.name)
+        for buffer, tensor in zip(self.parcel.tensors, found, strict=True):
+            if buffer.dtype != tensor.dtype:
+                raise TypeError(f"{self.parcel.name} has the dtype {tensor.dtype}, {buffer.dtype} is expected")
+            buffer.copy_(tensor)
+
+
+class ProcessMail:
+    """The mail of a process, over the default process group."""
+
+    def __init__(self, communicator: ProcessCommunicator) -> None:
+        self._communicator = communicator
+
+    def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        operations: list[dist.P2POp] = []
+        counts: list[int] = []
+        for send, parcels in ((dist.isend, sends), (dist.irecv, receives)):
+            for parcel in parcels:
+                full = [t for t in parcel.tensors if t.numel()]
+                operations += [dist.P2POp(send, t, parcel.rank) for t in full]
+                counts.append(len(full))
+        call = self._communicator.last_call
+        with named(call):
+            works = dist.batch_isend_irecv(operations) if operations else []
+        if len(works) != len(operations):  # a backend that finishes all of a batch together
+            return [_UnderWay(works, call) for _ in counts]
+        given = iter(works)
+        return [_UnderWay([next(given) for _ in range(count)], call) for count in counts]
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    works: Sequence[dist.Work]
+    call: str
+
+    def wait(self) -> None:
+        with named(self.call):
+            for work in self.works:
+                work.wait()
