@@ -55,7 +55,7 @@ def key(row: Row) -> Key:
     # how ops are run is not part of the program, nor is where it is cut by depth
     habits = replace(row.habits, attention="", kernels="")
     layout, pipe = row.layout, row.layout.pipe
-    layout = replace(layout, pipe=2, virtual=1, schedule="") if pipe > 1 else layout
+    layout = replace(layout, pipe=2, virtual=1, schedule="zb" if layout.apart else "") if pipe > 1 else layout
     return Key(row.shape, layout, habits, row.machine.count // pipe)
 
 
@@ -91,7 +91,8 @@ class Programs:
         program = self._program(row)
         if row.layout.pipe > 1:
             tied = untie(program, block_order(program.micro.module.graph)[1:])
-            return summarize_stages(take_apart(tied, plans.plan(program, row)), plans.groups(row), plans.repeats(row))
+            taken = take_apart(tied, plans.plan(program, row), apart=row.layout.apart)
+            return summarize_stages(taken, plans.groups(row), plans.repeats(row))
         return summarize(compile_step(program, plans.plan(program, row), verify=False), plans.repeats(row))
 
     def _program(self, row: Row) -> StepProgram:

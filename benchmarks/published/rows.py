@@ -53,6 +53,11 @@ class Layout:
     """Of a pipeline: a name of the compiler's."""
 
     @property
+    def apart(self) -> bool:
+        """Whether the schedule computes gradients of weights apart from those of inputs."""
+        return self.schedule.startswith("zb")
+
+    @property
     def microbatches(self) -> int:
         return self.batch // (self.microbatch * self.data)
 

@@ -33,8 +33,8 @@ from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.adapter import mark_stepped
-from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.graph.pipeline_program import Compiled
+from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
@@ -47,11 +47,11 @@ from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.communicator import ProcessCommunicator, axes_used
 from meshwright.runtime.executors import executor_for
-from meshwright.runtime.mail import ProcessMail
-from meshwright.runtime.step_executor import StepResult
 from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.gather import full_state_dict
+from meshwright.runtime.mail import ProcessMail
 from meshwright.runtime.materialize import Weights, from_module, materialize, names_of
+from meshwright.runtime.step_executor import StepResult
 from meshwright.runtime.virtual import VirtualCluster
 
 

@@ -97,7 +97,7 @@ def _predict_pipeline(
     check_stages(block_order(program.micro.module.graph), pipeline.first_blocks, plan)
     schedule = schedule_of(plan)
     inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
-    summary = staged_summary_of(folded, replace(plan, mesh=inner, pipeline=None), saves)
+    summary = staged_summary_of(folded, replace(plan, mesh=inner, pipeline=None), saves, schedule.apart)
     pricer = StagePricer(summary, cluster, execution)
     return scheduled(pricer, depth_of(folded, summary), plan.mesh, pipeline, schedule, spans=spans)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.analysis.summarize_stages import summarize_stages
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
+from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
@@ -24,12 +25,14 @@ from meshwright.compiler.passes.treated import present
 from meshwright.compiler.passes.untie import untie
 from meshwright.compiler.plan import PIPE, Plan, Precision, Recompute, Save, pattern_expression
 from meshwright.compiler.prediction import Execution, Prediction, between
+from meshwright.compiler.schedules import catalogue
+from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.search.candidate import SAVES, Candidate
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.summary import RankSummary, StagedSummary
 from meshwright.compiler.timeline import simulate
 from meshwright.compiler.timeline.cuts import Depth
-from meshwright.compiler.timeline.planned import Pipelined, Way, pipelined
+from meshwright.compiler.timeline.planned import SEARCHED, Pipelined, Way, pipelined, repriced
 from meshwright.compiler.timeline.stage import StagePricer
 
 DEEPEST = 1
@@ -64,8 +67,9 @@ class Pricer:
         self.told: dict[Diagnostic, None] = {}
         """What the compiler has warned of."""
         self._summaries: dict[Candidate, RankSummary] = {}
-        self._staged: dict[Candidate, tuple[StagedSummary, Depth]] = {}
-        self._pricers: dict[tuple[Candidate, Cluster], StagePricer] = {}
+        self._staged: dict[tuple[Candidate, bool], tuple[StagedSummary, Depth]] = {}
+        self._pricers: dict[tuple[Candidate, bool, Cluster], StagePricer] = {}
+        self._untied: dict[int, StepProgram] = {}
         self._pipelines: dict[tuple[Candidate, Cluster], Pipelined] = {}
 
     def price(self, candidate: Candidate, cluster: Cluster | None = None) -> Prediction:
@@ -94,14 +98,22 @@ class Pricer:
         where = cluster or self._cluster
         key = (candidate, where)
         if key not in self._pipelines:
-            inner = candidate.inner
-            every = [replace(inner, save=save) for save in self._levels(candidate)]
-            pricers, depths = zip(*(self._stages(one, where) for one in every), strict=True)
+            schedule = candidate.schedule or USUAL
+            saves = self._levels(candidate)
+            apart = (
+                schedule == SEARCHED
+                or catalogue.make(schedule, Request(candidate.pipe, 2 * candidate.pipe, candidate.virtual)).apart
+            )
+            pricers, depth = self._stages(candidate.inner, saves, apart, where)
             mesh = Mesh(((PIPE, candidate.pipe), *pricers[0].summary.mesh.axes))
             device = where.device
             room = (device.memory - self._reserve - device.efficiency.reserve) / (1 + device.efficiency.fragmentation)
-            way = Way(mesh, candidate.schedule or USUAL, candidate.virtual, room=room)
-            self._pipelines[key] = pipelined(pricers, depths[0], way)
+            way = Way(mesh, schedule, candidate.virtual, room=room)
+            found = pipelined(pricers, depth, way)
+            if schedule == SEARCHED and "W" not in found.pipeline.table:
+                pricers, _ = self._stages(candidate.inner, saves, False, where)
+                found = repriced(pricers, depth, way, found)
+            self._pipelines[key] = found
         return self._pipelines[key]
 
     def _levels(self, candidate: Candidate) -> list[Save]:
@@ -115,7 +127,8 @@ class Pricer:
         """What each block of a pipeline recomputes, if that is chosen stage by stage."""
         if not candidate.by_stage:
             return None
-        found, (_, depth) = self.pipelined(candidate), self._stages(candidate.inner, self._cluster)
+        found = self.pipelined(candidate)
+        _, depth = self._staged_summary(replace(candidate.inner, save=self._levels(candidate)[0]), True)
         starts = depth.starts(found.pipeline.first_blocks)
         saves = [self._levels(candidate)[level] for level in found.levels]
         own = [saves[sum(start <= i for start in starts) - 1] for i in range(len(depth.names))]
@@ -123,17 +136,28 @@ class Pricer:
             return tuple(Recompute(pattern, own[0]) for pattern in self._blocks) if own[0] != "all" else ()
         return tuple(Recompute(name, save) for name, save in zip(depth.names, own, strict=True) if save != "all")
 
-    def _stages(self, inner: Candidate, cluster: Cluster) -> tuple[StagePricer, Depth]:
-        """The pricer of stages of a candidate without a pipe axis, and the model's depth."""
-        if inner not in self._staged:
+    def _stages(
+        self, inner: Candidate, saves: Sequence[Save], apart: bool, cluster: Cluster
+    ) -> tuple[list[StagePricer], Depth]:
+        """Pricers of stages of a candidate without a pipe axis, one for each way to recompute; and the depth."""
+        found = []
+        for save in saves:
+            one = replace(inner, save=save)
+            key = (one, apart, cluster)
+            if key not in self._pricers:
+                self._pricers[key] = StagePricer(self._staged_summary(one, apart)[0], cluster, self._execution)
+            found.append(self._pricers[key])
+        return found, self._staged_summary(replace(inner, save=saves[0]), apart)[1]
+
+    def _staged_summary(self, inner: Candidate, apart: bool) -> tuple[StagedSummary, Depth]:
+        key = (inner, apart)
+        if key not in self._staged:
             folded, saves = self._folding(inner)
             plan = self._realiser(inner.every, folded).plan(inner)
-            summary = staged_summary_of(folded, plan, saves, self._known, self.told)
-            self._staged[inner] = summary, depth_of(folded, summary)
-        summary, depth = self._staged[inner]
-        if (inner, cluster) not in self._pricers:
-            self._pricers[inner, cluster] = StagePricer(summary, cluster, self._execution)
-        return self._pricers[inner, cluster], depth
+            tied = self._untied.setdefault(id(folded.program), untied(folded.program))
+            summary = staged_summary_of(folded, plan, saves, apart, self._known, self.told, tied)
+            self._staged[key] = summary, depth_of(folded, summary)
+        return self._staged[key]
 
     def _share(self, candidate: Candidate) -> float:
         """The part of the blocks that recomputes."""
@@ -221,16 +245,22 @@ def staged_summary_of(
     folded: Folded,
     plan: Plan,
     saves: Mapping[str, Save],
+    apart: bool,
     known: KnownGraphs | None = None,
     told: dict[Diagnostic, None] | None = None,
+    tied: StepProgram | None = None,
 ) -> StagedSummary:
-    """Like :func:`summary_of`, to be cut by depth: of a plan without the axis ``pipe``."""
-    program = folded.program
-    tied = untie(program, block_order(program.micro.module.graph)[1:])
+    """Like :func:`summary_of`, to be cut by depth: of a plan without the axis ``pipe``. ``apart``: whether gradients of
+    weights have a pass of their own; ``tied``: the program as :func:`untied` makes it."""
     with _telling(told):
-        taken = take_apart(tied, _of_folded(plan, folded, saves), known)
+        taken = take_apart(tied or untied(folded.program), _of_folded(plan, folded, saves), known, apart=apart)
     pairs = [(g.kept[0], g.kept[-1]) for g in folded.groups if g.kept[0] in taken.blocks]
     return summarize_stages(taken, pairs, folded.repeats)
+
+
+def untied(program: StepProgram) -> StepProgram:
+    """The step in which no two blocks share a weight."""
+    return untie(program, block_order(program.micro.module.graph)[1:])
 
 
 def depth_of(folded: Folded, summary: StagedSummary) -> Depth:

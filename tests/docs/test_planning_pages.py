@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 PLANNING, SIMULATION, README = (
     (ROOT / page).read_text(encoding="utf-8") for page in ("docs/planning.md", "docs/simulation.md", "README.md")
 )
+FILES = ("explain.py", "explain_pipelines.py", "sensitivity.py", "why_not.py")
 SEARCH = ROOT / "src" / "meshwright" / "compiler" / "search"
-SOURCE = "".join((SEARCH / file).read_text(encoding="utf-8") for file in ("explain.py", "sensitivity.py", "why_not.py"))
+SOURCE = "".join((SEARCH / file).read_text(encoding="utf-8") for file in FILES)
 
 
 def section(page: str, title: str) -> str:

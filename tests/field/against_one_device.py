@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan
 from meshwright.frontend.capture import capture
@@ -98,7 +98,7 @@ def cluster_of(case: Case, plan: str | Plan, ranks: int = 4, microbatches: int =
     program = captured(case)
     if isinstance(plan, str):
         plan = replace(preset(plan, program, ranks), microbatches=microbatches)
-    return VirtualCluster(compile_step(program, plan), from_module(case.model), seed=case.seed, keep_gradients=True)
+    return VirtualCluster(compile_plan(program, plan), from_module(case.model), seed=case.seed, keep_gradients=True)
 
 
 def train(cluster: VirtualCluster, case: Case) -> Trained:
@@ -128,6 +128,8 @@ def copies_agree(cluster: VirtualCluster) -> int:
         for rank, holdings in enumerate(cluster.holdings):
             where: Coordinates = mesh.coordinates(rank)
             part = tuple(s.bounds(mesh, where) for _, _, s in layout.rest.segments())
+            if name not in holdings.parameters:  # it belongs to stages of other ranks
+                continue
             mine = holdings.parameters[name]
             if part in first:
                 pairs += 1

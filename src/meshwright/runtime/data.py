@@ -20,9 +20,9 @@ from torch import Tensor
 
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.runtime.step_executor import Feed
 from meshwright.runtime.feed import Rows, batch_by_rows
 from meshwright.runtime.permutation import permute
+from meshwright.runtime.step_executor import Feed
 
 
 class Source(Protocol):

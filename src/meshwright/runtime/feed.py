@@ -12,8 +12,8 @@ from meshwright.compiler.analysis.bounds import Bound, index_bounds
 from meshwright.compiler.diagnostics import error, input_name, suggestion
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh, Segment, Sharding
-from meshwright.runtime.step_executor import Feed
 from meshwright.runtime.layout import Coordinates, positions, take_shard
+from meshwright.runtime.step_executor import Feed
 
 Rows = Callable[[str, list[int]], Tensor]
 """Gives rows of the global batch of a step: a tensor's name and the rows' numbers, in any order.

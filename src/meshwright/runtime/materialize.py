@@ -40,10 +40,10 @@ def materialize(
 ) -> list[Holdings]:
     """What the ranks at the given coordinates hold before the first step.
 
-    A tied parameter is asked for by its canonical name and then by its aliases; what only stages of other ranks need
-    is not asked for, unless all ranks ask ``together`` (one gives it to the others). ``digests``, if
-    given, is filled with a checksum of every whole tensor; see :func:`check_same_weights`. Optimizer state that the
-    program offloads lies in the memory of the host.
+    A tied parameter is asked for by its canonical name and then by its aliases; further copies of it on the same rank
+    are the same tensor. What only stages of other ranks need is not asked for, unless all ranks ask ``together`` (one
+    gives it to the others). ``digests``, if given, is filled with a checksum of every whole tensor; see
+    :func:`check_same_weights`. Optimizer state that the program offloads lies in the memory of the host.
     Raises MeshwrightError E0606 for a weight that is missing or has another shape.
     """
     program = rank_program.program
@@ -61,8 +61,12 @@ def materialize(
         for holdings, coordinates in zip(result, ranks, strict=True):
             if not place.on(coordinates):
                 continue
+            mine = holdings.of(value.kind)
+            if named.name in mine:  # stages of one rank that share a weight need no copy of it
+                mine[value.name] = mine[named.name]
+                continue
             shard = take_shard(whole, place.sharding, rank_program.mesh, coordinates)
-            holdings.of(value.kind)[value.name] = shard.to(device)
+            mine[value.name] = shard.to(device)
     return result
 
 

@@ -114,9 +114,7 @@ class StageUpdate:
         """Give further copies of parameters their new value: of tied ones, and of stages that two ranks hold."""
         sends, receives = [], []
         for name, source, copy, target in copies_after(self._program):
-            if source == target == self._pipe:
-                holdings.parameters[copy].copy_(holdings.parameters[name])
-            elif source == self._pipe:
+            if source == self._pipe:
                 sends.append(Parcel(room.rank_of(target), copy, [holdings.parameters[name].contiguous()]))
             elif target == self._pipe:
                 receives.append(Parcel(room.rank_of(source), copy, [holdings.parameters[copy]]))

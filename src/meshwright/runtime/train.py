@@ -13,12 +13,12 @@ from meshwright.runtime.checkpoint import CheckpointPolicy
 from meshwright.runtime.checkpoint_folder import Record
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.data import Source, feed_of
-from meshwright.runtime.step_executor import StepExecutor
 from meshwright.runtime.measured import FILE as MEASURED
 from meshwright.runtime.measured import measured_of, write_measured
 from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
 from meshwright.runtime.places import move_aside
 from meshwright.runtime.progress import Reporter, reporter
+from meshwright.runtime.step_executor import StepExecutor
 from meshwright.runtime.together import together
 
 Scalars = Callable[[int], Mapping[str, float]]

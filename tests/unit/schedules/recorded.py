@@ -35,7 +35,7 @@ def recorded(compiled: Compiled, weights: Weights, batch: Mapping[str, Tensor]) 
         executor.step(feed, step=0, seed=0)
         return log.lines
 
-    return VirtualCluster(compiled, weights).run(step)
+    return VirtualCluster(compiled, weights, on_non_finite="warn").run(step)
 
 
 def listed(program: Program) -> Log:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 
@@ -19,8 +20,9 @@ from meshwright.compiler.schedules.instructions import (
     Transfer,
     Wait,
 )
-from meshwright.compiler.schedules.lower import programs
+from meshwright.compiler.schedules.lower import neighbours, programs
 from meshwright.compiler.schedules.request import Costs, Request
+from meshwright.compiler.schedules.simulate import Stuck
 from tests.unit.schedules.executor import Executor
 from tests.unit.schedules.mutations import MUTATIONS, swap
 
@@ -40,6 +42,45 @@ def test_programs_of_schedules_come_to_an_end(name: str) -> None:
         if not catalogue.why_not(name, Request(ranks, count, catalogue.modules()[name].VIRTUAL)):
             for costs in (Costs(), Costs(1.0, 1.3, 0.7, 0.1)):
                 assert check(of(name, ranks, count, costs)) == []
+
+
+def test_values_that_many_stages_read() -> None:
+    """What the first stage makes goes to all others, and gradients from all of them to it."""
+    for name in NAMES:
+        for ranks, count in product((2, 4), (2, 6)):
+            request = Request(ranks, count, catalogue.modules()[name].VIRTUAL)
+            if catalogue.why_not(name, request):
+                continue
+            schedule = catalogue.make(name, request)
+            links = dict(neighbours(schedule.stages))
+            for stage in range(2, schedule.stages):
+                links[stage, "F"] = (*links[stage, "F"], (0, "F"))
+            links[0, "I"] = tuple((stage, "I") for stage in range(1, schedule.stages))
+            found = programs(schedule, links=links)
+            assert check(found) == []
+            assert Executor(found, ranks).run()
+
+
+def test_tables_that_come_to_an_end_make_programs_that_do() -> None:
+    """Whatever the order in a table that somebody has written."""
+    choose = random.Random(4)
+    made = 0
+    while made < 200:
+        schedule = catalogue.make(
+            choose.choice(("1f1b", "zb-h1", "gpipe")), Request(choose.randint(2, 4), choose.randint(2, 5))
+        )
+        rows = [list(row) for row in schedule.rows]
+        for _ in range(choose.randint(1, 6)):
+            row = choose.choice(rows)
+            at = choose.randrange(len(row) - 1)
+            row[at], row[at + 1] = row[at + 1], row[at]
+        edited = replace(schedule, rows=tuple(map(tuple, rows)))
+        try:
+            found = programs(edited)
+        except Stuck:
+            continue
+        made += 1
+        assert check(found) == []
 
 
 def send(value: str, peer: int, size: int = 0) -> Exchange:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.compiler.analysis.rank_instructions import rank_instructions
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.mesh import Mesh
@@ -29,6 +30,7 @@ def test_compiled_programs_come_to_an_end(case: Case) -> None:
     everyone = everyone_of(case)
     assert check(everyone) == check_ranks(programs_of(case)) == []
     assert represented(compiled(case).mesh, everyone) == programs_of(case)
+    assert check_ranks(rank_instructions(compiled(case), finite=False)) == []
 
 
 def test_what_passes_never_hangs() -> None:

@@ -15,7 +15,7 @@ from meshwright.compiler.schedules.catalogue import make
 from meshwright.compiler.schedules.request import Costs, Request
 
 ROWS = rows(read(OWN))
-CELLS = sorted({row.cell for row in ROWS}, key=lambda cell: cell[1:])
+CELLS = list(dict.fromkeys(row.cell for row in ROWS))
 
 
 @cache

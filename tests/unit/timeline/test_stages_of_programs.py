@@ -22,18 +22,23 @@ from meshwright.compiler.passes.stages import block_order, even_cuts
 from meshwright.compiler.passes.treated import treatments
 from meshwright.compiler.plan import PIPE, Pipeline, Plan
 from meshwright.compiler.prediction import Execution
+from meshwright.compiler.schedules.of_plan import schedule_of
+from meshwright.compiler.search.limits import Limits
+from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.summary import PASSES, GraphSummary, Kernel, Message
 from meshwright.compiler.timeline.stage import Cut, StagePricer
 from meshwright.frontend.source import source_without_weights
+from meshwright.planning import plan_program
 from meshwright.prediction_of import predict_step
 from meshwright.pricing import depth_of, staged_summary_of
 
 CASES = [
-    ("ddp=1", 4, 4),
-    ("zero1=2,tp=2,sp", 4, 4),
-    ("fsdp=2,tp=2,prefetch", 4, 2),
-    ("ddp=2,recompute", 2, 2),
-    ("fsdp=2,selective", 3, 2),
+    ("ddp=1", 4, 4, "1f1b"),
+    ("ddp=1", 4, 4, "zb-h1"),
+    ("zero1=2,tp=2,sp", 4, 4, "zb-h1"),
+    ("fsdp=2,tp=2,prefetch", 4, 2, "zb-h1"),
+    ("ddp=2,recompute", 2, 2, "1f1b"),
+    ("fsdp=2,selective", 3, 2, "1f1b"),
 ]
 
 
@@ -49,21 +54,23 @@ def on(ranks: int) -> Cluster:
     return found
 
 
-def planned(program: StepProgram, inner: str, pipe: int, microbatches: int) -> Plan:
+def planned(program: StepProgram, inner: str, pipe: int, microbatches: int, schedule: str = "1f1b") -> Plan:
     base = replace(preset(inner, program), microbatches=microbatches)
     first = even_cuts(block_order(program.micro.module.graph), pipe)
-    return replace(base, mesh=Mesh(((PIPE, pipe), *base.mesh.axes)), pipeline=Pipeline(first))
+    return replace(base, mesh=Mesh(((PIPE, pipe), *base.mesh.axes)), pipeline=Pipeline(first, schedule))
 
 
-@pytest.mark.parametrize(("inner", "pipe", "microbatches"), CASES, ids=lambda value: str(value))
-def test_stages_do_what_is_priced(program: StepProgram, inner: str, pipe: int, microbatches: int) -> None:
-    plan = planned(program, inner, pipe, microbatches)
+@pytest.mark.parametrize(("inner", "pipe", "microbatches", "schedule"), CASES, ids=lambda value: str(value))
+def test_stages_do_what_is_priced(
+    program: StepProgram, inner: str, pipe: int, microbatches: int, schedule: str
+) -> None:
+    plan = planned(program, inner, pipe, microbatches, schedule)
     assert plan.pipeline is not None
     real = compile_pipeline(program, plan, verify=False)
     saves = treatments(program.micro, plan.recompute)
     folded = fold(program, saves)
     whole = replace(plan, mesh=Mesh(plan.mesh.axes[1:]), pipeline=None)
-    summary = staged_summary_of(folded, whole, saves)
+    summary = staged_summary_of(folded, whole, saves, schedule_of(plan).apart)
     depth = depth_of(folded, summary)
     pricer = StagePricer(summary, on(64), Execution())
     mesh = summary.mesh.with_micro(microbatches)
@@ -144,3 +151,21 @@ def test_a_step_of_a_given_plan(program: StepProgram) -> None:
     causes = sum(found.compute.values()) + sum(found.exposed.values()) + sum(found.other.values())
     assert causes == pytest.approx(found.seconds, rel=0.02)
     assert found.memory.peak == max(found.flow.memory)
+
+
+@pytest.mark.parametrize("pins", ["pp=4,schedule=1f1b,no tp", "pp=2,schedule=zb-h1,tp=2", "pp=2,selective,by-stage"])
+def test_a_chosen_plan_is_predicted_as_when_it_was_chosen(program: StepProgram, pins: str) -> None:
+    """Its file says all that counts: stages, schedule, and what each block recomputes."""
+    limits = Limits(pins=parse_pins([pins]), budget=4)
+    found = plan_program(program, on(8), limits=limits)
+    assert found.plan.pipeline is not None and found.plan.mesh.names[0] == PIPE
+    again = predict_step(program, found.plan, on(8))
+    assert again.seconds == pytest.approx(found.prediction.seconds, rel=1e-6)
+    assert again.device_memory == pytest.approx(found.prediction.device_memory, rel=1e-6)
+
+
+def test_spans_of_a_pipeline(program: StepProgram) -> None:
+    found = predict_step(program, planned(program, "ddp=1", 2, 4), on(2), spans=True)
+    names = {(s.resource, s.name) for s in found.spans}
+    assert ("pipe 0", "0F0") in names and ("pipe 1", "1B3") in names
+    assert max(s.end for s in found.spans) <= found.seconds * (1 + 1e-9)

@@ -4,6 +4,7 @@ their messages, loss, update, norm. The executors of the runtime do just this.""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -29,11 +30,11 @@ from meshwright.compiler.schedules.table import parse_rows
 PROLOGUE, LOSS, NORM = "prologue", "loss", "norm"
 
 
-def rank_instructions(compiled: Compiled) -> RankPrograms:
-    """The programs of all ranks. A step whose loss is not finite ends in another way, which is not among them."""
+def rank_instructions(compiled: Compiled, *, finite: bool = True) -> RankPrograms:
+    """The programs of all ranks, in a step whose loss is finite or not: then they also find out whose part is not."""
     mesh = compiled.mesh.with_micro(compiled.plan.microbatches)
     if isinstance(compiled, PipelineProgram):
-        return RankPrograms(compiled.mesh, (PIPE,), tuple(_of_pipe(compiled, mesh)))
+        return RankPrograms(compiled.mesh, (PIPE,), tuple(_of_pipe(compiled, mesh, finite)))
     writer = RankWriter(0, 1)
     writer.run(steps_of(compiled.prologue, mesh), PROLOGUE, (), (PROLOGUE,))
     micro = steps_of(compiled.micro, mesh)
@@ -41,11 +42,13 @@ def rank_instructions(compiled: Compiled) -> RankPrograms:
     for name in made:
         writer.run(micro, name, (PROLOGUE,), (name,))
     writer.run(steps_from(_paid_loss(compiled.micro, compiled.mesh)), LOSS, made)
+    if not finite:
+        _find_guilty(writer, compiled.micro, compiled.mesh)
     writer.run(steps_of(compiled.update, mesh, order_of(compiled.update)), UPDATE, made)
     return RankPrograms(compiled.mesh, (), (tuple(writer.program),))
 
 
-def _of_pipe(compiled: PipelineProgram, mesh: Mesh) -> Iterator[Program]:
+def _of_pipe(compiled: PipelineProgram, mesh: Mesh, finite: bool) -> Iterator[Program]:
     """The program of every ``pipe`` coordinate."""
     prologue = steps_of(compiled.prologue, mesh)
     passes = {
@@ -67,9 +70,12 @@ def _of_pipe(compiled: PipelineProgram, mesh: Mesh) -> Iterator[Program]:
             else:
                 _passes(writer, instruction, passes)
         needs += put_together(writer, compiled, needs)
-        events = [e for graph in _losses(compiled, pipe) for e in _paid_loss(graph, compiled.mesh)]
+        own = _maker_of_loss(compiled, pipe)
+        events = _paid_loss(own, compiled.mesh) if own is not None else ()
         writer.run(steps_from(events), f"{LOSS} of the stage", needs, (LOSS,))
         writer.run(steps_from(_over_pipe(mesh)), f"{LOSS} of all stages", (LOSS,))
+        if not finite:
+            _find_guilty(writer, own, compiled.mesh)
         made = update(writer, compiled, rounds, needs)
         if any(value.kind == "norm" for value in outputs):
             writer.run(steps_from(_over_pipe(mesh)), NORM, made)
@@ -86,10 +92,10 @@ def _passes(writer: RankWriter, instruction: Compute, passes: Mapping[tuple[int,
         writer.run(passes[action.stage, kind], f"{action.stage}{kind}{action.microbatch}", needs, gives)
 
 
-def _losses(compiled: PipelineProgram, pipe: int) -> list[LocalGraph]:
+def _maker_of_loss(compiled: PipelineProgram, pipe: int) -> LocalGraph | None:
     """The pass of a ``pipe`` coordinate that makes the loss, if there is one."""
     graphs = [graph for stage in compiled.held_by(pipe) for graph in compiled.stages[stage].passes.values()]
-    return [graph for graph in graphs if any(value.kind == LOSS for value in graph.outputs)][:1]
+    return next((graph for graph in graphs if any(value.kind == LOSS for value in graph.outputs)), None)
 
 
 def _paid_loss(graph: LocalGraph, devices: Mesh) -> tuple[Event, ...]:
@@ -98,6 +104,16 @@ def _paid_loss(graph: LocalGraph, devices: Mesh) -> tuple[Event, ...]:
     note = output_note(graph, value)
     x = tensor(tuple(note.shape), note.dtype or torch.float32, meta=True)
     return asked_by(lambda: paid(x, sharding, devices), devices)
+
+
+def _find_guilty(writer: RankWriter, graph: LocalGraph | None, devices: Mesh) -> None:
+    """How all ranks learn whose part of the loss, which ``graph`` makes, is not finite."""
+    owed = next((s.owed for v, s in graph.outputs.items() if v.kind == LOSS), frozenset()) if graph else frozenset()
+    x = tensor((devices.ranks,), torch.float32, meta=True)
+    for where, among in (("here", owed), ("in all stages", {PIPE})):
+        if axes := tuple(axis for axis in devices.names if axis in among):
+            events = asked_by(partial(collectives.all_reduce, x, axes, "max"), devices)
+            writer.run(steps_from(events), f"whose loss is not finite {where}")
 
 
 def _over_pipe(mesh: Mesh) -> tuple[Event, ...]:

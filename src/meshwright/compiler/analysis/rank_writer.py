@@ -28,7 +28,7 @@ class RankWriter:
                 write(Wait(value))
                 continue
             read = tuple([f"{name}/{other}" for other in step.needs]) if step.needs else ()
-            write(Compute(f"{name}, up to {step.value}", (*first, *read), (value,)))
+            write(Compute(f"{name}, up to {step.value}" if step.value else f"make {name}", (*first, *read), (value,)))
             group = self._all if PIPE in step.axes else self._own
             write(Collective(group, step.signature, value, step.axes))
             first = ()

@@ -46,7 +46,7 @@ def _moves(compiled: PipelineProgram, at: int, pipe: int) -> Iterator[Transfer]:
 
 def _copies(compiled: PipelineProgram, pipe: int) -> Iterator[Transfer]:
     for name, source, copy, target in copies_after(compiled):
-        if source != target and pipe in (source, target):
+        if pipe in (source, target):
             own, peer = (name, target) if pipe == source else (copy, source)
             yield Transfer(pipe == source, peer, f"new {copy} > {target}", _bytes(compiled, own))
 

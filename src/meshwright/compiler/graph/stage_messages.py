@@ -75,14 +75,15 @@ def moves_after(program: PipelineProgram, at: int) -> dict[tuple[int, int], list
 
 def copies_after(program: PipelineProgram) -> Iterator[tuple[str, int, str, int]]:
     """The new values of parameters that further copies get after the update, tied ones and those of stages that two
-    ranks hold: name and ``pipe`` coordinate of the value, name and coordinate of the copy."""
+    ranks hold: name and ``pipe`` coordinate of the value, name and coordinate of the copy, which is another one. A rank
+    that holds both a parameter and a further copy has one tensor for them."""
     outputs = (value for graph in program.update_graphs for value in graph.signature.outputs)
     changed = {value.name: value.name for value in outputs if value.kind == "parameter"}
     for copy, name in {**changed, **program.copies}.items():
-        source = program.holders(Value("parameter", name))[0]
+        there = program.holders(Value("parameter", name))
         for target in program.holders(Value("parameter", copy)):
-            if (source, name) != (target, copy):
-                yield name, source, copy, target
+            if target != there[0] and (copy == name or target not in there):
+                yield name, there[0], copy, target
 
 
 def buckets(sizes: Sequence[int], most: int) -> Iterator[range]:

@@ -52,7 +52,7 @@ def compile_pipeline(program: StepProgram, plan: Plan, *, verify: bool = True) -
     inner = Mesh(tuple(axis for axis in plan.mesh.axes if axis[0] != PIPE))
     tied = untie(program, first_blocks)
     whole = compile_step(tied, replace(plan, mesh=inner, pipeline=None), verify=verify, raw=True)
-    stages = _stages(whole, first_blocks, plan, verify)
+    stages = _stages(whole, first_blocks, plan, verify, schedule.apart)
     made = rank_programs(stages, schedule)
     copies = {p.name: original(p.name) for p in tied.parameters if original(p.name) != p.name}
     compiled = PipelineProgram(
@@ -83,9 +83,11 @@ def check_stages(order: Sequence[str], first_blocks: Sequence[str], plan: Plan) 
         raise error("E0502", message, action=f"write {right}")
 
 
-def _stages(whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool) -> tuple[Stage, ...]:
+def _stages(
+    whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
+) -> tuple[Stage, ...]:
     micro, update = whole.micro, whole.update
-    assigned = assign(micro.module.graph, _roles(micro), first_blocks)
+    assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
     passes = split(micro, assigned)
     home = {name: found[0] for name, found in assigned.weights.items() if found}
     # what no stage reads is kept by the first one

@@ -39,7 +39,8 @@ from meshwright.compiler.passes.treated import at_every_block
 from meshwright.compiler.plan import PIPE, Hashes, ParameterPlan, Pipeline, Plan, Precision, Recompute, Save, Storage
 from meshwright.compiler.schedules import catalogue
 
-_AXES = {"pp": PIPE, "ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
+_AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
+_AXES |= {"pp": PIPE}
 _FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload", "virtual")
 _NUMBERED = ("micro", "recompute", "selective", "prefetch", "virtual")
 _SCHEDULE = "schedule"
@@ -93,7 +94,8 @@ def _take_schedule(text: str) -> tuple[str, str]:
     found = re.search(r"(?:^|(?<=,))\s*schedule\s*=\s*([\w-]+)\s*(?:,|$)", text)
     if found is None:
         return text, ""
-    return ",".join(part.strip(" ,") for part in (text[: found.start()], text[found.end() :]) if part.strip(" ,")), found[1]
+    rest = (part.strip(" ,") for part in (text[: found.start()], text[found.end() :]))
+    return ",".join(filter(None, rest)), found[1]
 
 
 def _pipeline(
@@ -165,6 +167,8 @@ def _items(text: str) -> list[str]:
 def _word_and_number(item: str) -> tuple[str, int]:
     """A word that is known, and its number; 0 if it has none."""
     word, equals, number = _in_words_of_the_field(item).partition("=")
+    if word == _SCHEDULE:
+        raise error("E0307", f"'{item}' needs the name of a schedule", None, "write schedule=1f1b, say")
     if word not in _AXES and word not in _FLAGS:
         raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
     if word == "sp" and equals:

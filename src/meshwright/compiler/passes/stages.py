@@ -12,7 +12,7 @@ its weights (Qi et al. 2023).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +65,20 @@ def pipeline_of(program: StepProgram, ranks: int, schedule: str, virtual: int) -
         of_each = f" of which each of {ranks} ranks has {virtual}" if virtual > 1 else ""
         message = f"{stages} stages{of_each} cannot be made of {len(order) or 'no'} repeated blocks"
         legal = [n for n in range(2, ranks + 1) if ranks % n == 0 and n * virtual <= len(order)]
-        action = f"use at most pp={legal[-1]}" if legal else "leave pp out"
+        fewer = len(order) // ranks
+        action = f"use at most pp={legal[-1]}" if legal else f"use at most virtual={fewer}" if fewer else "leave pp out"
         raise error("E0502", message, action=action)
     return Pipeline(even_cuts(order, stages), schedule)
 
 
-def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequence[str]) -> Assigned:
-    """Give every node its stage and pass. ``first_blocks``: the blocks that stages after the first begin with."""
+def assign(
+    graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequence[str], *, apart: bool = True
+) -> Assigned:
+    """Give every node its stage and pass. ``first_blocks``: the blocks that stages after the first begin with.
+
+    Unless gradients of weights are computed ``apart``, all of the backward pass is in ``I``, in the order of the graph,
+    so that nothing is kept for them longer than from one op to the next.
+    """
     order = block_order(graph)
     starts = [order.index(block) for block in first_blocks]
     stage_of = {block: sum(start <= i for start in starts) for i, block in enumerate(order)}
@@ -83,9 +90,14 @@ def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequen
     for node in (n for n in nodes if annotation(n).phase == "forward"):
         least = max((stage[n] for n in node.all_input_nodes if n in stage), default=0)
         stage[node] = max(least, label[node] or 0)
+    # of a block that is used again behind a border, backward nodes do not say of which use they are
+    again = {region_of(annotation(n).block, 1) for n in stage if stage[n] > (label[n] or 0)}
     _late(graph, stage, stage_of)
-    _backward(nodes, stage, label, found.stages - 1)
+    label |= {n: None for n in nodes if region_of(annotation(n).block, 1) in again}
+    _backward(nodes, stage, label, found.stages - 1, again)
     _apart(graph, stage, found)
+    if not apart:
+        found.of = {node: (number, "I" if kind == "W" else kind) for node, (number, kind) in found.of.items()}
     for node in graph.nodes:
         if node.target is operator.getitem and node.args[0] in found.of:
             # results of one op are taken apart where they are made: only what is read is kept or sent
@@ -97,21 +109,42 @@ def assign(graph: fx.Graph, roles: Mapping[fx.Node, Value], first_blocks: Sequen
 
 
 def _backward(
-    nodes: Sequence[fx.Node], stage: dict[fx.Node, int], label: Mapping[fx.Node, int | None], last: int
+    nodes: Sequence[fx.Node],
+    stage: dict[fx.Node, int],
+    label: Mapping[fx.Node, int | None],
+    last: int,
+    again: Collection[str],
 ) -> None:
-    """Give backward nodes their stages, those of forward nodes being settled. What is made of forward values alone stands
-    where a gradient first meets it, so that one gradient goes on to the stage before, and not its summands."""
+    """Give backward nodes their stages, those of forward nodes being settled. What is made of forward values alone
+    stands where a gradient first meets it, so that one gradient goes on to the stage before, and not its summands."""
     loose: dict[fx.Node, None] = {}
-    for node in (n for n in nodes if annotation(n).phase != "forward"):
+    backward = [n for n in nodes if annotation(n).phase != "forward"]
+    used = dict(_stages_of_uses(backward, stage, again))
+    for node in backward:
         own = label[node]
         before = [n for n in node.all_input_nodes if n in stage]
         later = [stage[n] for n in before if annotation(n).phase == "backward" and n not in loose]
         if own is None and not later:
             loose[node] = None
         most = min(later, default=max((stage[n] for n in before), default=last))
-        stage[node] = most if own is None else own
+        stage[node] = min(most, used.get(node, most)) if own is None else own
     for node in reversed(loose):
         stage[node] = max([stage[node], *(stage[u] for u in node.users if u in stage)])
+
+
+def _stages_of_uses(
+    backward: Sequence[fx.Node], stage: Mapping[fx.Node, int], again: Collection[str]
+) -> Iterator[tuple[fx.Node, int]]:
+    """Of blocks that are used again, the stage of the use that a backward node belongs to: that of the values
+    that the block has made forward and it reads, or the next node of the block does."""
+    region, there = "", -1
+    for node in reversed(backward):
+        own = region_of(annotation(node).block, 1)
+        kept = (n for n in node.all_input_nodes if n in stage and annotation(n).phase == "forward")
+        read = [stage[n] for n in kept if region_of(annotation(n).block, 1) == own]
+        region, there = own, max(read, default=there if own == region else -1)
+        if own in again and there >= 0:
+            yield node, there
 
 
 def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int]) -> None:

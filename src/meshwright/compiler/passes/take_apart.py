@@ -5,27 +5,29 @@ from __future__ import annotations
 from meshwright.compiler.analysis.lifetimes import roles
 from meshwright.compiler.analysis.summarize_stages import Taken, mark
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.passes.compile import compile_step, finished
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.pieces import split
-from meshwright.compiler.passes.stages import assign, block_order
+from meshwright.compiler.passes.stages import Assigned, assign, block_order
 from meshwright.compiler.passes.update_stages import assign_update
 from meshwright.compiler.plan import Plan
 from meshwright.compiler.summary import PASSES
 
 
-def take_apart(tied: StepProgram, plan: Plan, known: KnownGraphs | None = None) -> Taken:
+def take_apart(tied: StepProgram, plan: Plan, known: KnownGraphs | None = None, *, apart: bool = True) -> Taken:
     """The passes of a step in which no two blocks share a weight (see :func:`untie`), under a plan without the axis
-    ``pipe``. Raises MeshwrightError (E03xx) where the plan cannot be followed."""
+    ``pipe``; ``apart``: with gradients of weights in a pass of their own, else all of the backward pass is in ``I``.
+    Raises MeshwrightError (E03xx) where the plan cannot be followed."""
     whole = compile_step(tied, plan, verify=False, known=known, raw=True)
     micro, update = whole.micro, whole.update
     blocks = block_order(micro.module.graph)
-    apart = assign(micro.module.graph, roles(micro)[0], blocks[1:])
-    homes = {node: stage for node, (stage, _) in apart.of.items()}
+    each = assign(micro.module.graph, roles(micro)[0], blocks[1:])
+    homes = {node: stage for node, (stage, _) in each.of.items()}
     mark(blocks, micro.module.graph, homes)
-    pieces = split(micro, assign(micro.module.graph, roles(micro)[0], ()))
+    pieces = split(micro, assign(micro.module.graph, roles(micro)[0], (), apart=apart))
     holders = {p.name: 0 for p in whole.program.parameters}
-    holders |= {name: stages[0] for name, stages in apart.weights.items() if stages}
+    holders |= {name: stages[0] for name, stages in each.weights.items() if stages}
     places = assign_update(update.module.graph, roles(update)[0], holders, len(blocks)).of
     mark(blocks, update.module.graph, {node: stage for node, (stage, _) in places.items()})
     mesh = whole.mesh.with_micro(plan.microbatches)
@@ -33,8 +35,14 @@ def take_apart(tied: StepProgram, plan: Plan, known: KnownGraphs | None = None) 
         whole=whole,
         blocks=blocks,
         homes=homes,
-        reading=apart.weights,
+        reading=each.weights,
         passes={p: finished(pieces[0, p].graph, mesh, prefetch=plan.prefetch, meta=True) for p in PASSES},
         origins={p: {name: origin[1] for name, origin in pieces[0, p].origin.items()} for p in PASSES},
-        update=finished(update, whole.mesh, on_host=plan.offload, meta=True),
+        update=finished(_copy(update), whole.mesh, on_host=plan.offload, meta=True),
     )
+
+
+def _copy(local: LocalGraph) -> LocalGraph:
+    """The same graph once more: known graphs are shared, and must not be changed."""
+    together = Assigned(1, {node: (0, 0) for node in local.module.graph.nodes if node.op == "call_function"})
+    return split(local, together, (0,))[0, 0].graph

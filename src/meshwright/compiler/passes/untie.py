@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from meshwright.compiler.diagnostics import InternalError
+from meshwright.compiler.diagnostics import InternalError, error
 from meshwright.compiler.graph.program import Graph, Parameter, Signature, StepProgram, Value, annotation
 from meshwright.compiler.passes.stages import assign
 
@@ -35,7 +35,7 @@ def original(name: str) -> str:
 def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     """The same step, in which no parameter is read by more than one stage.
 
-    Raises InternalError for a gradient that is not a sum of what the stages give.
+    Raises MeshwrightError E0502 for a parameter of which some use has no gradient of its own in its stage.
     """
     micro = program.micro
     roles = {node: value for value, node in micro.placeholders().items()}
@@ -72,8 +72,12 @@ def _micro(old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequ
         if gradient in outputs:
             at = outputs.index(gradient)
             parts = _parts(graph, returned[at], place, name)
-            if not set(parts) <= set(stages):
-                raise InternalError(f"untie: the gradient of {name} comes from stages that do not read it")
+            if set(parts) != set(stages):
+                read, made = (", ".join(map(str, sorted(found))) for found in (stages, parts))
+                message = f"'{name}' is read by the stages {read}, and its gradient is made by {made}"
+                raise error(
+                    "E0502", message, action="begin the stages with other blocks, so that one has all uses of it"
+                )
             returned[at] = parts.get(stages[0])
             for stage in stages[1:]:
                 outputs.append(Value("gradient", copy_name(name, stage)))

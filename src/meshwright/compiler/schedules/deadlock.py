@@ -167,12 +167,11 @@ class _Execution:
 
     def _waits(self, rank: int) -> _Waiting:
         """What a rank that cannot go on waits in."""
-        at = self.at[rank]
+        at, head = self.at[rank], self.heads[rank]
         if at < len(self.hosts[rank]) and self.hosts[rank][at] < 0:
-            position, meetings = self.host_places[rank][at], (-2 - self.hosts[rank][at],)
-        else:
-            position, meetings = self.stream_places[rank][self.heads[rank]], self.streams[rank][self.heads[rank]]
-        return _Waiting(position, frozenset(m for m in meetings if self.left[m]))
+            return _Waiting(self.host_places[rank][at], frozenset((-2 - self.hosts[rank][at],)))
+        missing = frozenset(m for m in self.streams[rank][head] if self.left[m])
+        return _Waiting(self.stream_places[rank][head], missing)
 
     def _absent(self, waiting: Mapping[int, _Waiting], one: int) -> list[int]:
         """For whom a rank waits: those that have not come. Whoever has waits there too."""

@@ -65,23 +65,28 @@ def programs(
         for step, (_, end) in zip(row, times, strict=True):
             ready |= {made: end for action in step for made in _gives(action)}
     moments: defaultdict[tuple[float, int, int], list[Edge]] = defaultdict(list)
-    incoming: list[list[list[str]]] = []
+    reads: list[list[_Reads]] = []
     for rank, row in enumerate(schedule.rows):
         known: set[Action] = set()
-        incoming.append([])
+        reads.append([])
         for step in row:
-            new = [n for n in _reads(step, links) if schedule.rank(n) != rank and n not in known]
+            all_ = _reads(step, links)
+            new = [n for n in all_ if schedule.rank(n) != rank and n not in known]
             known.update(new)
-            incoming[-1].append([str(n) for n in new])
+            reads[-1].append(([str(n) for n in new], [str(n) for n in all_ if schedule.rank(n) == rank]))
             for need in new:
                 source = schedule.rank(need)
                 pair = (min(source, rank), max(source, rank))
                 moments[(ready[need], *pair)].append(Edge(str(need), source, rank, *size(need, rank)))
     order = sorted(moments)
     return tuple(
-        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, incoming[rank]))
+        tuple(_program(schedule, rank, [time[0] for time in run.times[rank]], order, moments, reads[rank]))
         for rank in range(schedule.ranks)
     )
+
+
+_Reads = tuple[list[str], list[str]]
+"""What a step reads of other stages: what comes from other ranks and is not yet waited for; what this one makes."""
 
 
 def _reads(step: Step, links: Links) -> list[Action]:
@@ -101,13 +106,13 @@ def _program(
     begins: list[float],
     order: list[tuple[float, int, int]],
     moments: defaultdict[tuple[float, int, int], list[Edge]],
-    incoming: list[list[str]],
+    reads: list[_Reads],
 ) -> Iterator[Instruction]:
     mine = iter([moment for moment in order if rank in moment[1:]])
     following = next(mine, None)
     sent: dict[int, list[str]] = {}
     made: list[str] = []
-    for step, begin, waited in zip(schedule.rows[rank], begins, incoming, strict=True):
+    for step, begin, (waited, here) in zip(schedule.rows[rank], begins, reads, strict=True):
         while following is not None and following[0] <= begin:
             yield from _exchange(rank, moments[following], sent)
             following = next(mine, None)
@@ -117,7 +122,7 @@ def _program(
         inner = {done(action) for action in step}
         read = (n for action in step for n in needs(action, schedule.stages) if n not in inner)
         local = [str(n) for n in read if schedule.rank(n) == rank]
-        yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *local))), gives)
+        yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *here, *local))), gives)
     while following is not None:
         yield from _exchange(rank, moments[following], sent)
         following = next(mine, None)

@@ -56,6 +56,11 @@ class Schedule:
         """Which way a microbatch goes."""
         return microbatch * len(self.placement) // self.microbatches
 
+    @property
+    def apart(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs; else all backward passes are whole."""
+        return any(action.kind == "W" for row in self.rows for step in row for action in step)
+
     def rank(self, action: Action) -> int:
         """The rank that an action belongs to."""
         return self.placement[self.direction(action.microbatch)][action.stage]

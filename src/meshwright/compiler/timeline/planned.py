@@ -13,6 +13,7 @@ from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.plan import PIPE, Pipeline
 from meshwright.compiler.prediction import Prediction
 from meshwright.compiler.schedules import catalogue
+from meshwright.compiler.schedules.of_plan import from_table
 from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.schedules.simulate import simulate
 from meshwright.compiler.schedules.table import Schedule
@@ -82,6 +83,16 @@ def pipelined(pricers: Sequence[StagePricer], depth: Depth, way: Way) -> Pipelin
         if other.levels == found.levels and other.prediction.seconds < found.prediction.seconds:
             return other
     return found
+
+
+def repriced(pricers: Sequence[StagePricer], depth: Depth, way: Way, found: Pipelined) -> Pipelined:
+    """The same stages under the same table, as other pricers have them."""
+    starts = depth.starts(found.pipeline.first_blocks)
+    staged = staged_at([pricers[level] for level in found.levels], depth, way.mesh, starts)
+    count = staged.pricers[0].summary.microbatches
+    schedule = from_table(found.pipeline.schedule, found.pipeline.table, way.ranks, len(starts), count)
+    run = simulate(schedule, staged.costs)
+    return replace(found, prediction=predict(staged, Flowing(schedule, run, run.seconds)))
 
 
 def _fitted(

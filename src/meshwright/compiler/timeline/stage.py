@@ -117,8 +117,9 @@ class StagePricer:
             found = kept.setdefault((left.made, left.until), Counter())
             found[left.kind] += left.bytes * cut.times(left.block, left.home)
         passes: dict[Pass, Passed] = {}
+        last = "W" if summary.passes["W"].items else "I"
         for kind in PASSES:
-            added = held["gradients"] if kind == "W" and summary.microbatches > 1 else 0
+            added = held["gradients"] if kind == last and summary.microbatches > 1 else 0
             passes[kind] = self._played(self._rank(cut.graph(summary.passes[kind]), cut.repeats, added))
         return StageUse(
             passes=passes,
