@@ -3,8 +3,8 @@
     python -m benchmarks.killed [--runs 30] [--plan pp=2,fsdp=2,micro=4] [--seed 0]
 
 Every other run is started by ``meshwright run``, which watches its ranks; the rest rank by rank, as on several
-machines, where nobody but the other ranks can tell. A run counts as good if all ranks have ended within 10 seconds, the killed
-one is named, and no process is left. The exit status is 1 if any does not.
+machines, where nobody but the other ranks can tell. A run counts as good if all ranks have ended within 10 seconds, the
+killed one is named, and no process is left. The exit status is 1 if any does not.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ class Case:
     loss: Loss | None = None
     clip: float | None = None
     seed: int = 0
+
+    @cached_property
+    def program(self) -> StepProgram:
+        """Captured once."""
+        return capture(self.model, dict(self.batches[0]), self.optimizer(self.model), self.loss, self.clip)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def eager(case: Case) -> Trained:
 
 
 def captured(case: Case) -> StepProgram:
-    return capture(case.model, dict(case.batches[0]), case.optimizer(case.model), case.loss, case.clip)
+    return case.program
 
 
 def cluster_of(case: Case, plan: str | Plan, ranks: int = 4, microbatches: int = 1) -> VirtualCluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 
 
+@cache
 def case(make: Callable[[], nn.Module] = Stack, steps: int = 2, samples: int = SAMPLES) -> Case:
     """A seeded model under AdamW with clipping, which a wrong norm would show in every weight."""
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ from itertools import product
 
 import pytest
 
-from tests.field.against_one_device import Case, Trained, cluster_of, copies_agree, eager, train
+from tests.field.against_one_device import Trained, cluster_of, copies_agree, eager, train
 from tests.field.stacks import case
 
 DATA = ("", "ddp=2", "zero1=2", "fsdp=2")
@@ -31,20 +31,15 @@ COMBINED = [
 
 
 @cache
-def made() -> Case:
-    return case()
-
-
-@cache
 def truth() -> Trained:
-    return eager(made())
+    return eager(case())
 
 
 @pytest.mark.parametrize("words", COMBINED, ids=lambda words: ",".join(filter(None, words)))
 def test_together_as_on_one_device(words: tuple[str, ...]) -> None:
     ranks = 2 * (2 if words[1] else 1) * (2 if words[2] else 1)
-    cluster = cluster_of(made(), ",".join(filter(None, words)), ranks, 2)
-    assert train(cluster, made()).far_from(truth()) < 1e-11
+    cluster = cluster_of(case(), ",".join(filter(None, words)), ranks, 2)
+    assert train(cluster, case()).far_from(truth()) < 1e-11
     copies_agree(cluster)
 
 

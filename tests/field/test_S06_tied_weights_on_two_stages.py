@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from meshwright.compiler.graph.pipeline_program import copies_of
 from meshwright.compiler.graph.program import Value
@@ -24,7 +26,7 @@ from meshwright.compiler.passes.presets import preset
 from meshwright.runtime.materialize import seeded
 from meshwright.runtime.virtual import VirtualCluster
 from tests.field.against_one_device import captured, cluster_of, copies_agree, eager, train
-from tests.field.stacks import case
+from tests.field.stacks import Stack, case
 
 PLANS = [
     ("pp=2", 2),
@@ -82,3 +84,29 @@ def test_weights_that_are_made_by_name_are_tied_too() -> None:
     ((copy, name),) = copies_of(compiled).items()
     first, second = (holdings.parameters for holdings in cluster.holdings)
     assert torch.equal(first[name], second[copy])
+
+
+class OneWay(Stack):
+    """The table, or the head, is as it is: no gradient goes through it."""
+
+    def __init__(self, still: str) -> None:
+        super().__init__()
+        self.still = still
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        table, head = (
+            self.embed.weight.detach() if self.still == end else self.embed.weight for end in ("table", "head")
+        )
+        x = F.embedding(tokens, table)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(F.linear(x, head).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("still", ["table", "head"])
+@pytest.mark.parametrize("plan", ["pp=2", "pp=2,schedule=dualpipe", "pp=2,schedule=zb-v"])
+def test_an_end_without_a_gradient_gets_the_new_value_too(plan: str, still: str) -> None:
+    made = case(lambda: OneWay(still))
+    cluster = cluster_of(made, plan, 2, 4)
+    assert train(cluster, made).far_from(eager(made)) < 1e-11
+    copies_agree(cluster)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph import collectives
@@ -19,6 +19,7 @@ from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
 from meshwright.runtime.accumulate import Accumulator, Taken
+from meshwright.runtime.deposit import depositing, taking
 from meshwright.runtime.finite import OnNonFinite
 from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.mail import Mail, Parcel
@@ -54,9 +55,11 @@ class PipelineExecutor(StepExecutor):
         )
         self.mail = mail
         self._pipe = communicator.coordinate(PIPE)
+        self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for number in rank_program.held_by(self._pipe):
-            for graph in rank_program.stages[number].passes.values():
+            for kind, graph in rank_program.stages[number].passes.items():
                 write_code(graph.module)
+                self._modules[number, kind] = depositing(graph) if self.microbatches > 1 else graph.module
         self._program = rank_program.programs[self._pipe]
         self._actions = {
             i.name: parse_rows(i.name)[0][0] for i in self._program if isinstance(i, Compute) and i.name != UPDATE
@@ -166,7 +169,12 @@ class _Passes:
         if (stage, kind) not in self.ran:
             self.ran.add((stage, kind))
             self.taken.whole(t for v, t in zip(graph.signature.inputs, inputs, strict=True) if v.kind != "value")
-        outputs = graph.module(*inputs)
+
+        def put(at: int, value: Tensor) -> None:
+            self._add(graph, graph.signature.outputs[at], value, microbatch)
+
+        with taking(put):
+            outputs = executor._modules[stage, kind](*inputs)
         del inputs
         for value in graph.signature.inputs:
             if value.kind == "value":
@@ -174,10 +182,13 @@ class _Passes:
         for value, output in zip(graph.signature.outputs, outputs, strict=True):
             if value.kind == "value":
                 self._keep(microbatch, value.name, output)
-            else:
-                if value not in self.accumulators:
-                    self.accumulators[value] = executor._accumulator(value, graph.outputs[value])
-                self.accumulators[value].add(output, self.taken, microbatch)
+            elif output is not None:  # else it was deposited
+                self._add(graph, value, output, microbatch)
+
+    def _add(self, graph: LocalGraph, value: Value, output: Tensor, microbatch: int) -> None:
+        if value not in self.accumulators:
+            self.accumulators[value] = self.executor._accumulator(value, graph.outputs[value])
+        self.accumulators[value].add(output, self.taken, microbatch)
 
     def _input(self, value: Value, graph: LocalGraph, microbatch: int) -> Tensor:
         if value.kind == "value":

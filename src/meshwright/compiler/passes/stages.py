@@ -86,15 +86,14 @@ def assign(
     free, found.again = _free(graph, roles)
     stage: dict[fx.Node, int] = {}
     nodes = [n for n in graph.nodes if n.op == "call_function" and n not in free]
-    label = {n: stage_of.get(region_of(annotation(n).block, 1)) for n in nodes}
+    region = {n: region_of(annotation(n).block, 1) for n in nodes}
     for node in (n for n in nodes if annotation(n).phase == "forward"):
         least = max((stage[n] for n in node.all_input_nodes if n in stage), default=0)
-        stage[node] = max(least, label[node] or 0)
+        stage[node] = max(least, stage_of.get(region[node], 0))
     # of a block that is used again behind a border, backward nodes do not say of which use they are
-    again = {region_of(annotation(n).block, 1) for n in stage if stage[n] > (label[n] or 0)}
+    again = {region[n] for n in stage if stage[n] > stage_of.get(region[n], stage[n])}
     _late(graph, stage, stage_of)
-    label |= {n: None for n in nodes if region_of(annotation(n).block, 1) in again}
-    _backward(nodes, stage, label, found.stages - 1, again)
+    _backward(nodes, stage, stage_of, found.stages - 1, again)
     _apart(graph, stage, found)
     if not apart:
         found.of = {node: (number, "I" if kind == "W" else kind) for node, (number, kind) in found.of.items()}
@@ -111,7 +110,7 @@ def assign(
 def _backward(
     nodes: Sequence[fx.Node],
     stage: dict[fx.Node, int],
-    label: Mapping[fx.Node, int | None],
+    stage_of: Mapping[str, int],
     last: int,
     again: Collection[str],
 ) -> None:
@@ -121,7 +120,8 @@ def _backward(
     backward = [n for n in nodes if annotation(n).phase != "forward"]
     used = dict(_stages_of_uses(backward, stage, again))
     for node in backward:
-        own = label[node]
+        region = region_of(annotation(node).block, 1)
+        own = None if region in again else stage_of.get(region)
         before = [n for n in node.all_input_nodes if n in stage]
         later = [stage[n] for n in before if annotation(n).phase == "backward" and n not in loose]
         if own is None and not later:

@@ -1,14 +1,14 @@
 """Give every stage its own copy of a weight that several stages read: of a tied embedding, say.
 
 The copies stay one parameter: their gradients come out one by one, ``update`` adds them before anything else is done
-with them, and the first stage that reads it keeps the optimizer's state and computes the new value, which it then hands
-to the other copies.
+with them, and the first stage that gives one keeps the optimizer's state and computes the new value, which it then
+hands to the other copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ def original(name: str) -> str:
 def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     """The same step, in which no parameter is read by more than one stage.
 
-    Raises MeshwrightError E0502 for a parameter of which some use has no gradient of its own in its stage.
+    Raises MeshwrightError E0502 for a parameter whose gradient is made by stages that do not read it.
     """
     micro = program.micro
     roles = {node: value for value, node in micro.placeholders().items()}
@@ -43,49 +43,61 @@ def untie(program: StepProgram, first_blocks: Sequence[str]) -> StepProgram:
     shared = {name: stages for name, stages in read.items() if len(stages) > 1}
     if not shared:
         return program
-    micro = _micro(micro, shared, first_blocks)
-    update = _update(program.update, shared)
+    micro, uses = _micro(micro, shared, first_blocks)
+    update = _update(program.update, uses)
     parameters: list[Parameter] = []
     for parameter in program.parameters:
         parameters.append(parameter)
-        for stage in shared.get(parameter.name, ())[1:]:
+        for stage in uses[parameter.name].copies if parameter.name in uses else ():
             parameters.append(replace(parameter, name=copy_name(parameter.name, stage), aliases=(parameter.name,)))
     return replace(program, micro=micro, update=update, parameters=tuple(parameters))
 
 
-def _micro(old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequence[str]) -> Graph:
+@dataclass(frozen=True)
+class _Uses:
+    """The stages that read a parameter: first that which keeps it, and which of the others have gradients."""
+
+    owner: int
+    copies: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+def _micro(
+    old: Graph, shared: Mapping[str, tuple[int, ...]], first_blocks: Sequence[str]
+) -> tuple[Graph, dict[str, _Uses]]:
     graph, copies = _copied(old)
     roles = {copies[node]: value for value, node in old.placeholders().items()}
     place = assign(graph, roles, first_blocks).of
     inputs, outputs = list(old.signature.inputs), list(old.signature.outputs)
     output = next(n for n in graph.nodes if n.op == "output")
     returned = list(output.args[0])
+    found: dict[str, _Uses] = {}
     for name, stages in shared.items():
+        gradient = Value("gradient", name)
+        parts = _parts(graph, returned[outputs.index(gradient)], place, name) if gradient in outputs else {}
+        if not parts.keys() <= set(stages):
+            read, made = (", ".join(map(str, sorted(which))) for which in (stages, parts))
+            message = f"'{name}' is read by the stages {read}, and its gradient is made by the stages {made}"
+            raise error("E0502", message, action="begin the stages with other blocks, or leave the pipeline out")
+        # a use that gives no gradient (a detached one) owns nothing
+        owner = min(parts, default=stages[0])
+        uses = _Uses(owner, tuple(s for s in stages if s != owner), tuple(s for s in sorted(parts) if s != owner))
+        found[name] = uses
         weight = next(n for n, v in roles.items() if v == Value("parameter", name))
-        for stage in stages[1:]:
+        for stage in uses.copies:
             with graph.inserting_after(weight):
                 copy = graph.placeholder(f"{weight.name}_{stage}")
             copy.meta = dict(weight.meta)
             _read_instead(graph, weight, copy, partial(_in_stage, place, stage))
             inputs.insert(_position(graph, copy), Value("parameter", copy_name(name, stage)))
-        gradient = Value("gradient", name)
-        if gradient in outputs:
-            at = outputs.index(gradient)
-            parts = _parts(graph, returned[at], place, name)
-            if set(parts) != set(stages):
-                read, made = (", ".join(map(str, sorted(found))) for found in (stages, parts))
-                message = f"'{name}' is read by the stages {read}, and its gradient is made by {made}"
-                raise error(
-                    "E0502", message, action="begin the stages with other blocks, so that one has all uses of it"
-                )
-            returned[at] = parts.get(stages[0])
-            for stage in stages[1:]:
-                outputs.append(Value("gradient", copy_name(name, stage)))
-                returned.append(parts.get(stage))
+        if parts:
+            returned[outputs.index(gradient)] = parts[owner]
+        outputs += [Value("gradient", copy_name(name, stage)) for stage in uses.gradients]
+        returned += [parts[stage] for stage in uses.gradients]
     output.args = (tuple(returned),)
     graph.eliminate_dead_code()
     graph.lint()
-    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs)))
+    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs))), found
 
 
 def _in_stage(place: Mapping[fx.Node, tuple[int, Any]], stage: int, node: fx.Node) -> bool:
@@ -152,13 +164,13 @@ def _again(graph: fx.Graph, node: fx.Node, old: fx.Node, new: fx.Node) -> fx.Nod
     return made
 
 
-def _update(old: Graph, shared: Mapping[str, tuple[int, ...]]) -> Graph:
+def _update(old: Graph, uses: Mapping[str, _Uses]) -> Graph:
     graph, copies = _copied(old)
     found = {value: copies[node] for value, node in old.placeholders().items()}
     inputs = list(old.signature.inputs)
-    for name, stages in shared.items():
+    for name, used in uses.items():
         gradient = found.get(Value("gradient", name))
-        for stage in stages[1:]:
+        for stage in used.gradients:
             if gradient is not None:
                 copy, gradient = _more(graph, gradient, stage)
                 inputs.insert(_position(graph, copy), Value("gradient", copy_name(name, stage)))

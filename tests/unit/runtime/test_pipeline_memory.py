@@ -1,0 +1,48 @@
+"""What the ranks of a pipeline hold at most is what was predicted of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from meshwright.compiler.cluster.cluster_file import read_cluster
+from meshwright.compiler.graph.pipeline_program import PipelineProgram
+from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.passes.pipeline import compile_plan
+from meshwright.compiler.passes.presets import preset
+from meshwright.frontend.capture import capture
+from meshwright.prediction_of import predict_step
+from tests.models import MODELS, Example, Variant
+from tests.one_rank import measure_stages
+
+
+@cache
+def example() -> Example:
+    return MODELS["Llama"](Variant(layers=4), 0)
+
+
+@cache
+def program() -> StepProgram:
+    model = example().model
+    return capture(model, example().batch, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), clip=1.0)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp=2,micro=4",
+        "pp=2,tp=2,micro=4,schedule=zb-h1",
+        "pp=2,ddp=2,micro=4,schedule=interleaved",
+        "pp=2,micro=4,recompute",
+    ],
+)
+def test_peak_memory_is_as_predicted(plan: str) -> None:
+    made = preset(plan, program())
+    compiled = compile_plan(program(), made)
+    predicted = predict_step(program(), made, read_cluster("local", made.mesh.ranks))
+    assert isinstance(compiled, PipelineProgram) and predicted.flow is not None
+    for pipe, wanted in enumerate(predicted.flow.memory):
+        measured = measure_stages(compiled, example().model, example().batch, pipe)
+        assert wanted == pytest.approx(measured, rel=0.05), f"rank {pipe} of the pipeline"
