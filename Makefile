@@ -1,4 +1,4 @@
-# make demo | test | lint | bench
+# make demo | test | test-all | lint | bench
 #
 # On first use a virtual environment is made in $(VENV) and the pinned dependencies are installed.
 #   make test PYTHON=/path/to/python       use a ready environment, install nothing
@@ -23,13 +23,17 @@ export PYTHONPATH := $(CURDIR)/src
 # several processes share one machine's cores; more threads each would only make them wait for one another
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint lint-format lint-style lint-types lint-layers bench format
+.PHONY: demo test test-all lint lint-format lint-style lint-types lint-layers bench format
 
 demo: $(READY)
 	PYTHON="$(PYTHON)" bash examples/demo.sh
 
 test: $(READY)
 	$(PYTHON) -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile
+
+# with the cases that are marked as slow: further models and plans for what the tests show of others
+test-all: $(READY)
+	$(PYTHON) -m pytest -q -m "slow or not slow" --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 lint: lint-format lint-style lint-types lint-layers
 

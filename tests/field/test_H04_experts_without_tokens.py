@@ -12,6 +12,8 @@ Here: experts as stages have them, each with weights of its own, and a router th
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ class Experts(nn.Module):
         return x + ((gates * chosen)[..., None] * made).sum(-2)
 
 
+@cache
 def left_out(expert: int | None) -> Case:
     """No word goes to an expert, in any block; None: all go to the first."""
     made = case(lambda: Stack(4, Experts))

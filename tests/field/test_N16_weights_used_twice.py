@@ -9,6 +9,7 @@ https://github.com/pytorch/pytorch/pull/181365
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.rank_program import LocalGraph
-from tests.field.against_one_device import cluster_of, eager, train
+from tests.field.against_one_device import Case, cluster_of, eager, train
 from tests.field.stacks import WIDTH, Block, Stack, case
 
 
@@ -52,20 +53,30 @@ class Again(Stack):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+@cache
+def stack_of(make: type[nn.Module]) -> Case:
+    return case(lambda: Stack(4, make))
+
+
+@cache
+def again() -> Case:
+    return case(lambda: Again(4))
+
+
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe")
 
 
 @pytest.mark.parametrize("schedule", SPLIT)
 @pytest.mark.parametrize("make", [Twice, Repeating])
 def test_within_a_stage(make: type[nn.Module], schedule: str) -> None:
-    made = case(lambda: Stack(4, make))
+    made = stack_of(make)
     cluster = cluster_of(made, f"pp=2,schedule={schedule}", 2, 4)
     assert train(cluster, made).far_from(eager(made)) < 1e-11
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", *SPLIT])
 def test_on_several_stages(schedule: str) -> None:
-    made = case(lambda: Again(4))
+    made = again()
     cluster = cluster_of(made, f"pp=2,schedule={schedule}", 2, 4)
     assert train(cluster, made).far_from(eager(made)) < 1e-11
 
@@ -73,8 +84,8 @@ def test_on_several_stages(schedule: str) -> None:
 @pytest.mark.parametrize("make", [Twice, Repeating])
 def test_both_parts_together_are_the_whole(make: type[nn.Module]) -> None:
     """Every product of the backward pass is in one of the parts, once, and every gradient comes out of one of them."""
-    whole = cluster_of(case(lambda: Stack(4, make)), "ddp=1", 1, 4).rank_program.micro
-    program = cluster_of(case(lambda: Stack(4, make)), "pp=2,schedule=zb-h1", 2, 4).rank_program
+    whole = cluster_of(stack_of(make), "ddp=1", 1, 4).rank_program.micro
+    program = cluster_of(stack_of(make), "pp=2,schedule=zb-h1", 2, 4).rank_program
     assert isinstance(program, PipelineProgram)
     passes = [graph for stage in program.stages for graph in stage.passes.values()]
     expected, found = products([whole]), products(passes)

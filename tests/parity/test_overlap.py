@@ -57,15 +57,15 @@ def made(task: Task, text: str, **changes: Any) -> Plan:
     ("text", "microbatches", "prefetch"),
     [
         ("fsdp=4", 1, 1),
-        ("fsdp=4", 2, 2),
-        ("fsdp=2,tp=2,sp", 1, 2),
+        pytest.param("fsdp=4", 2, 2, marks=pytest.mark.slow),
+        pytest.param("fsdp=2,tp=2,sp", 1, 2, marks=pytest.mark.slow),
         ("fsdp=2,tp=2,sp", 2, 1),
         ("ddp=2,fsdp=2", 1, 1),
         ("ddp=2,fsdp=2", 2, 1),
         ("zero2=4", 2, 1),
         ("zero1=4", 1, 1),
         ("zero1=2,tp=2", 2, 1),
-        ("ddp=2,tp=2", 1, 1),
+        pytest.param("ddp=2,tp=2", 1, 1, marks=pytest.mark.slow),
         ("ddp=4", 1, 1),
         ("ddp=4", 2, 1),
         ("tp=4", 1, 1),
@@ -81,7 +81,7 @@ def test_the_same_numbers_with_recomputation(text: str, save: Save) -> None:
     check(LLAMA, made(LLAMA, text, recompute=(Recompute("model.layers.*", save),)), captured(LLAMA))
 
 
-@pytest.mark.parametrize("text", ["fsdp=4", "ddp=2,tp=2", "fsdp=2,tp=2"])
+@pytest.mark.parametrize("text", [pytest.param("fsdp=4", marks=pytest.mark.slow), "ddp=2,tp=2", "fsdp=2,tp=2"])
 def test_the_same_numbers_with_dropout_and_tied_weights(text: str) -> None:
     check(DROPPING, made(DROPPING, text), captured(DROPPING))
 

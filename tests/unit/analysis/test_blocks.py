@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def captured(made: Made, precision: Precision | None = None) -> StepProgram:
     return capture(model.train(), batch, optimizer, clip=1.0, precision=precision)
 
 
+MAKERS: dict[str, Callable[[int], Made]] = {
+    "Mixtral": deep_models.mixtral,
+    "T5": deep_models.t5,
+    "Whisper": deep_models.whisper,
+    "Swin": deep_models.swin,
+}
+
+
+def made_of(name: str, layers: int) -> Made:
+    return MAKERS.get(name, known(name))(layers)
+
+
+@cache
+def step_of(name: str, layers: int, precision: Precision | None = None) -> StepProgram:
+    """A step that several tests look at; none may change it."""
+    return captured(made_of(name, layers), precision)
+
+
 def ops(graph: Graph, blocks: bool = True) -> Counter[Any]:
     """Every op with its result, phase and block; names do not count."""
     nodes = [n for n in graph.module.graph.nodes if n.op != "output"]
@@ -53,10 +72,17 @@ def assert_same(folded: StepProgram, shallow: StepProgram, blocks: bool = True) 
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("GPT-2", None), ("Llama", None), ("ViT", None), ("gpt.mw", None), ("Llama", MIXED), ("BERT", MIXED)],
+    [
+        ("GPT-2", None),
+        pytest.param("Llama", None, marks=pytest.mark.slow),
+        ("ViT", None),
+        ("gpt.mw", None),
+        ("Llama", MIXED),
+        pytest.param("BERT", MIXED, marks=pytest.mark.slow),
+    ],
 )
 def test_the_fold_of_six_layers_is_the_capture_of_two(name: str, precision: Precision | None) -> None:
-    whole, shallow = captured(known(name)(6), precision), captured(known(name)(2), precision)
+    whole, shallow = step_of(name, 6, precision), step_of(name, 2, precision)
     folded = fold(whole)
     assert_same(folded.program, shallow)
     assert list(folded.repeats.values()) == [5] and not folded.unfolded
@@ -64,28 +90,28 @@ def test_the_fold_of_six_layers_is_the_capture_of_two(name: str, precision: Prec
         assert fingerprint(folded.program) == fingerprint(shallow)
 
 
-CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made], list[tuple[int, tuple[str, ...]]]]] = {
+CASES: dict[str, tuple[tuple[str, int], tuple[str, int], list[tuple[int, tuple[str, ...]]]]] = {
     "experts": (
-        lambda: deep_models.mixtral(5),
-        lambda: deep_models.mixtral(2),
+        ("Mixtral", 5),
+        ("Mixtral", 2),
         [(5, ("model.layers.0", "model.layers.1"))],
     ),
     "a shared value with a gradient": (
-        lambda: deep_models.t5(5),
-        lambda: deep_models.t5(3),
+        ("T5", 5),
+        ("T5", 3),
         [(4, ("encoder.block.1", "encoder.block.2")), (4, ("decoder.block.1", "decoder.block.2"))],
     ),
     "encoder and decoder": (
-        lambda: deep_models.whisper(4),
-        lambda: deep_models.whisper(2),
+        ("Whisper", 4),
+        ("Whisper", 2),
         [
             (4, ("model.encoder.layers.0", "model.encoder.layers.1")),
             (4, ("model.decoder.layers.0", "model.decoder.layers.1")),
         ],
     ),
     "blocks within stages that alternate": (
-        lambda: deep_models.swin(6),
-        lambda: deep_models.swin(4),
+        ("Swin", 6),
+        ("Swin", 4),
         [
             (3, ("swin.encoder.layers.1.blocks.0", "swin.encoder.layers.1.blocks.2")),
             (3, ("swin.encoder.layers.1.blocks.1", "swin.encoder.layers.1.blocks.3")),
@@ -97,10 +123,10 @@ CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made], list[tuple[int, t
 @pytest.mark.parametrize("case", CASES)
 def test_kinds_of_repetition(case: str) -> None:
     deep, shallow, groups = CASES[case]
-    folded = fold(captured(deep()))
+    folded = fold(step_of(*deep))
     assert [(len(g.blocks), g.kept) for g in folded.groups] == groups
     # what is made once for all blocks stands in the last one of them, which is another one in the shallow model
-    assert_same(folded.program, captured(shallow()), blocks=case in ("experts", "encoder and decoder"))
+    assert_same(folded.program, step_of(*shallow), blocks=case in ("experts", "encoder and decoder"))
 
 
 def test_kinds_that_alternate_are_folded_kind_by_kind() -> None:
@@ -124,7 +150,7 @@ def test_dense_layers_before_layers_with_experts() -> None:
 
 
 def test_what_the_folded_step_stands_for_is_known() -> None:
-    whole = captured(known("Llama")(5))
+    whole = step_of("Llama", 5)
     folded = fold(whole)
     assert folded.parameters() == whole.parameters and folded.state() == whole.state
     assert sum(folded.repeats.get(region_of(b, 1), 1) for b in {annotation(n).block for n in calls(folded)}) == 1 + 5
@@ -135,14 +161,14 @@ def calls(folded: Folded) -> list[Any]:
 
 
 def test_the_given_step_is_left_as_it_is() -> None:
-    whole = captured(known("GPT-2")(4))
+    whole = step_of("GPT-2", 4)
     before = fingerprint(whole)
     fold(whole)
     assert fingerprint(whole) == before
 
 
 def test_treatments_make_kinds() -> None:
-    whole = captured(known("Llama")(5))
+    whole = step_of("Llama", 5)
     saved = {f"model.layers.{i}": "nothing" if i % 3 == 0 else "all" for i in range(5)}
     folded = fold(whole, saved)
     assert folded.repeats == {"model.layers.2": 2}
@@ -151,7 +177,7 @@ def test_treatments_make_kinds() -> None:
 
 
 def test_absent_blocks_are_counted_by_treatment() -> None:
-    shallow = captured(known("Llama")(2))
+    shallow = step_of("Llama", 2)
     absent = {"model.layers.1": tuple(f"model.layers.{i}" for i in range(2, 7))}
     assert fold(shallow, absent=absent).repeats == {"model.layers.1": 6}
     turns = {f"model.layers.{i}": i % 2 for i in range(7)}
@@ -213,20 +239,12 @@ def test_layers_of_other_parameter_groups_are_other_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    "deep,shallow",
-    [
-        (lambda: known("GPT-2")(4), lambda: known("GPT-2")(2)),
-        (lambda: deep_models.t5(5), lambda: deep_models.t5(3)),
-        (lambda: deep_models.whisper(4), lambda: deep_models.whisper(2)),
-    ],
-    ids=["GPT-2", "T5", "Whisper"],
+    ("name", "deep", "shallow"), [("GPT-2", 4, 2), ("T5", 5, 3), pytest.param("Whisper", 4, 2, marks=pytest.mark.slow)]
 )
-def test_the_folded_step_computes_what_the_shallow_model_does(
-    deep: Callable[[], Made], shallow: Callable[[], Made]
-) -> None:
+def test_the_folded_step_computes_what_the_shallow_model_does(name: str, deep: int, shallow: int) -> None:
     """Loss, gradient norm, every gradient and every updated weight, sums of gradients over layers included."""
-    made, (model, batch) = deep(), shallow()
-    folded, small = fold(captured(made)).program, captured((model, batch))
+    model, batch = made_of(name, shallow)
+    folded, small = fold(step_of(name, deep)).program, step_of(name, shallow)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     buffers = dict(model.named_buffers())
     got, want = (run_single(p, weights, buffers, None, batch, seed=3) for p in (folded, small))
@@ -240,7 +258,7 @@ def test_the_folded_step_computes_what_the_shallow_model_does(
 
 @pytest.mark.parametrize("text", ["fsdp=4", "fsdp=2,tp=2", "zero1=2,tp=2,micro=2"])
 def test_plans_for_the_whole_step_fit_the_folded_one(text: str) -> None:
-    whole = captured(known("GPT-2")(5), MIXED)
+    whole = step_of("GPT-2", 5, MIXED)
     folded = fold(whole).program
     plan = preset(text, whole, 4, MIXED)
     assert replace(preset(text, folded, 4, MIXED), hashes=plan.hashes) == plan
@@ -264,7 +282,7 @@ def work(program: StepProgram, plan: Plan, repeats: Mapping[str, int]) -> Counte
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama"])
 def test_the_work_of_the_whole_step_is_that_of_the_folded_one_times_its_repeats(name: str) -> None:
-    whole = captured(known(name)(5), MIXED)
+    whole = step_of(name, 5, MIXED)
     folded = fold(whole)
     for text in ("ddp=2,tp=2", "fsdp=2,tp=2,sp,micro=2"):
         plan = preset(text, whole, 4, MIXED)

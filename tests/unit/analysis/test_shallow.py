@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.compiler.analysis.blocks import fold
+from meshwright.compiler.analysis.blocks import Folded, fold
 from meshwright.compiler.analysis.stand_ins import COPIES
 from meshwright.compiler.analysis.summarize import summarize
 from meshwright.compiler.cluster.presets import preset as preset_cluster
@@ -51,7 +52,7 @@ def numbers(summary: RankSummary) -> Any:
     [
         (lambda: known("GPT-2")(5), [("transformer.h", 2)]),
         (lambda: deep_models.mixtral(4), [("model.layers", 2)]),
-        (lambda: deep_models.gemma3(9, "ssf"), [("model.layers", 6)]),
+        pytest.param(lambda: deep_models.gemma3(9, "ssf"), [("model.layers", 6)], marks=pytest.mark.slow),
         (lambda: deep_models.whisper(4), [("model.encoder.layers", 2), ("model.decoder.layers", 2)]),
     ],
     ids=["GPT-2", "Mixtral", "Gemma3", "Whisper"],
@@ -236,12 +237,17 @@ def test_more_copies_for_plans_that_treat_blocks_in_turns() -> None:
     assert turns.repeats == {"model.layers.0": 3, "model.layers.1": 2, "model.layers.2": 2}
 
 
-@pytest.mark.parametrize("every", [2, 3, 7])
-def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
+@cache
+def by_first_layers_and_whole() -> tuple[Folded, Folded]:
     model, given = known("Llama")(11)
     optimizer = adamw(model)
     quick = capture_folded(model, given, optimizer, clip=1.0, copies=COPIES)
-    whole = fold(capture(model, given, optimizer, clip=1.0))
+    return quick, fold(capture(model, given, optimizer, clip=1.0))
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
+    quick, whole = by_first_layers_and_whole()
     assert quick.absent and not whole.absent
     cluster = preset_cluster("h100x4")
     assert cluster is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
+from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.program import StepProgram
@@ -29,6 +31,16 @@ def program() -> StepProgram:
     return capture(model, example().batch, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), clip=1.0)
 
 
+def without_staging(ranks: int) -> Cluster:
+    """Devices whose communication library copies nothing, as that of :func:`measure_stages`."""
+    local = read_cluster("local", ranks)
+    tiers = (
+        replace(tier, collectives=tuple(replace(c, staging=0.0, passing=0.0) for c in tier.collectives))
+        for tier in local.tiers
+    )
+    return replace(local, tiers=tuple(tiers))
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -36,13 +48,16 @@ def program() -> StepProgram:
         "pp=2,tp=2,micro=4,schedule=zb-h1",
         "pp=2,ddp=2,micro=4,schedule=interleaved",
         "pp=2,micro=4,recompute",
+        "pp=4,fsdp=2,micro=4",
+        "pp=2,fsdp=2,micro=4,selective",
+        "pp=2,micro=8,schedule=dualpipe-v",
     ],
 )
 def test_peak_memory_is_as_predicted(plan: str) -> None:
     made = preset(plan, program())
     compiled = compile_plan(program(), made)
-    predicted = predict_step(program(), made, read_cluster("local", made.mesh.ranks))
+    predicted = predict_step(program(), made, without_staging(made.mesh.ranks))
     assert isinstance(compiled, PipelineProgram) and predicted.flow is not None
     for pipe, wanted in enumerate(predicted.flow.memory):
         measured = measure_stages(compiled, example().model, example().batch, pipe)
-        assert wanted == pytest.approx(measured, rel=0.05), f"rank {pipe} of the pipeline"
+        assert wanted == pytest.approx(measured, rel=0.03), f"rank {pipe} of the pipeline"

@@ -50,7 +50,7 @@ def predict(staged: Staged, flow: Flowing, *, spans: bool = False) -> Prediction
     groups: dict[str, dict[str, float]] = {g: {} for g in ("compute", "exposed", "communication", "other")}
     for (group, name), value in spent.items():
         groups[group][name] = value
-    ranks = [RankMemory(staged, stages, row) for stages, row in zip(stages_of, schedule.rows, strict=True)]
+    ranks = [RankMemory(staged, schedule, rank) for rank in range(schedule.ranks)]
     most = [rank.peak() for rank in ranks]
     fullest = ranks[most.index(max(most))].memory()
     efficiency = cluster.device.efficiency

@@ -8,33 +8,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.compiler.prediction import Memory, Moment
 from meshwright.compiler.schedules.table import Action, Row, Schedule
 from meshwright.compiler.summary import KINDS, Pass
-from meshwright.compiler.timeline.stage import Passed
 from meshwright.compiler.timeline.staged import Staged
 
 Kinds = Mapping[str, int]
-State = tuple[tuple[tuple[int, int], ...], int, Pass]
-"""By stage of a rank, how many microbatches are between forward and backward, and between the two backward passes; then
-what is being computed."""
+State = tuple[tuple[tuple[int, int], ...], tuple[bool, ...], int, Pass]
+"""By stage of a rank, how many microbatches are between forward and backward, and between the two backward passes, and
+whether its gradients have begun to be added up; then what is being computed."""
 
 
-def _states(row: Row, stages: Sequence[int]) -> Iterator[State]:
-    """What a rank goes through."""
+def _states(row: Row, stages: Sequence[int], giving: Mapping[int, Pass]) -> Iterator[State]:
+    """What a rank goes through. ``giving`` has by stage the pass that gives the gradients of its weights."""
     at = {stage: i for i, stage in enumerate(stages)}
     waiting = [[0, 0] for _ in stages]
+    begun = [False for _ in stages]
     for action in actions(row):
-        here = waiting[at[action.stage]]
+        own = at[action.stage]
+        here = waiting[own]
         for kind in ("I", "W") if action.kind == "B" else (action.kind,):
-            yield tuple((a, b) for a, b in waiting), action.stage, kind
+            yield tuple((a, b) for a, b in waiting), tuple(begun), action.stage, kind
             here[0] += {"F": 1, "I": -1, "W": 0}[kind]
             here[1] += {"F": 0, "I": 1, "W": -1}[kind]
+            begun[own] |= kind == giving[action.stage]
 
 
 def peaks(staged: Staged, schedule: Schedule) -> list[int]:
     """By rank, the most bytes that it holds."""
-    return [
-        RankMemory(staged, stages, row).peak()
-        for stages, row in zip(stages_by_rank(schedule), schedule.rows, strict=True)
-    ]
+    return [RankMemory(staged, schedule, rank).peak() for rank in range(schedule.ranks)]
 
 
 def stages_by_rank(schedule: Schedule) -> list[list[int]]:
@@ -45,19 +44,21 @@ def stages_by_rank(schedule: Schedule) -> list[list[int]]:
 class RankMemory:
     """What a rank holds while it goes through its passes."""
 
-    def __init__(self, staged: Staged, stages: Sequence[int], row: Row) -> None:
+    def __init__(self, staged: Staged, schedule: Schedule, rank: int) -> None:
+        stages = stages_by_rank(schedule)[rank]
         self._stages, self._uses = stages, staged.uses
         summary = staged.pricers[0].summary
         self._throughout: Counter[str] = Counter()
         for stage in stages:
-            self._throughout.update(self._uses[stage].held)
-        arriving = [summary.borders[b] for b in dict.fromkeys(staged.firsts) if b in summary.borders]
+            self._throughout.update({k: n for k, n in self._uses[stage].held.items() if k != "gradients"})
+        self._gradients = {stage: self._uses[stage].held.get("gradients", 0) for stage in stages}
         self._during = Counter(self._throughout)
-        self._during["communication buffers"] += max((b.forward + b.backward for b in arriving), default=0)
+        self._during["communication buffers"] += _in_messages(staged, schedule, rank)
         for buffer in summary.prologue.buffers:
             if 0 <= buffer.born < buffer.last == len(summary.prologue.items):
                 self._during["batch"] += buffer.bytes
-        self._states = dict.fromkeys(_states(row, stages))
+        giving = {stage: self._uses[stage].giving for stage in stages}
+        self._states = dict.fromkeys(_states(schedule.rows[rank], stages, giving))
 
     def peak(self) -> int:
         """The most bytes at any moment."""
@@ -65,8 +66,8 @@ class RankMemory:
         uses = [self._uses[stage] for stage in self._stages]
         sizes = [tuple(sum(kept.values()) for kept in (u.until_input, u.until_weights, u.between)) for u in uses]
         most = max(self._update(stage).total() for stage in self._stages)
-        for waiting, stage, kind in self._states:
-            live = base + self._uses[stage].passes[kind].memory.peak
+        for waiting, begun, stage, kind in self._states:
+            live = base + self._made(begun, stage, kind).peak + self._accumulated(begun)
             for (first, second), (to_input, to_weights, between) in zip(waiting, sizes, strict=True):
                 live += first * to_input + (first + second) * to_weights + second * between
             most = max(most, live)
@@ -75,12 +76,13 @@ class RankMemory:
     def memory(self) -> Memory:
         """The same with all kinds."""
         moments: list[tuple[Counter[str], Moment]] = []
-        for waiting, stage, kind in self._states:
-            passed = self._uses[stage].passes[kind]
-            at = passed.memory.at
+        for waiting, begun, stage, kind in self._states:
+            made = self._made(begun, stage, kind)
             flying = sum(a + b for a, b in waiting) + (kind == "F")
             name = f"{kind} of stage {stage} with {flying} in flight"
-            moments.append((self._live(waiting, passed), Moment(name, at.item, at.phase, at.block)))
+            live = self._live(waiting, made)
+            live["gradients"] += self._accumulated(begun)
+            moments.append((live, Moment(name, made.at.item, made.at.phase, made.at.block)))
         for stage in self._stages:
             at = self._uses[stage].update.memory.at
             moments.append((self._update(stage), Moment("update", at.item, at.phase, at.block)))
@@ -93,22 +95,51 @@ class RankMemory:
         live, moment = max(moments, key=lambda found: found[0].total())
         return Memory(live.total(), moment, _ordered(live), _ordered(most), by_graph)
 
-    def _live(self, waiting: Sequence[tuple[int, int]], passed: Passed) -> Counter[str]:
+    def _made(self, begun: Sequence[bool], stage: int, kind: Pass) -> Memory:
+        """What a pass makes itself; the first that gives gradients leaves them as accumulators."""
+        use = self._uses[stage]
+        if kind == use.giving and not begun[self._stages.index(stage)]:
+            return use.first_gradients
+        return use.passes[kind].memory
+
+    def _accumulated(self, begun: Sequence[bool]) -> int:
+        return sum(self._gradients[stage] for stage, there in zip(self._stages, begun, strict=True) if there)
+
+    def _live(self, waiting: Sequence[tuple[int, int]], made: Memory) -> Counter[str]:
         live = Counter(self._during)
         for (first, second), other in zip(waiting, self._stages, strict=True):
             use = self._uses[other]
             for kept, times in ((use.until_input, first), (use.until_weights, first + second), (use.between, second)):
                 for name, size in kept.items():
                     live[name] += size * times
-        live.update(passed.memory.by_kind)
+        live.update(made.by_kind)
         return live
 
     def _update(self, stage: int) -> Counter[str]:
         """While a stage updates its weights; the gradients that it reads are counted by its own graph."""
         live = Counter(self._throughout)
-        live["gradients"] -= self._uses[stage].held.get("gradients", 0)
+        live["gradients"] += sum(self._gradients.values()) - self._gradients[stage]
         live.update(self._uses[stage].update.memory.by_kind)
         return live
+
+
+def _in_messages(staged: Staged, schedule: Schedule, rank: int) -> int:
+    """The bytes of buffers for messages to and from other stages' ranks: one to receive each value in, beside those
+    that are kept for microbatches in flight, and to every other rank one message that has not left yet."""
+    borders = staged.pricers[0].summary.borders
+    received: dict[tuple[int, str], int] = {}
+    sent: dict[int, int] = {}
+    for place in schedule.placement:
+        for stage, first in enumerate(staged.firsts, 1):
+            before, after = place[stage - 1], place[stage]
+            border = borders.get(first)
+            if border is None or before == after or rank not in (before, after):
+                continue
+            comes, goes = (border.forward, border.backward) if rank == after else (border.backward, border.forward)
+            other = before if rank == after else after
+            received[stage, "F" if rank == after else "I"] = comes
+            sent[other] = max(sent.get(other, 0), goes)
+    return sum(received.values()) + sum(sent.values())
 
 
 def _ordered(live: Kinds) -> dict[str, int]:

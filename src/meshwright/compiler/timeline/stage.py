@@ -63,6 +63,10 @@ class StageUse:
     """What a stage takes."""
 
     passes: Mapping[Pass, Passed]
+    giving: Pass
+    """The pass that gives the gradients of the weights."""
+    first_gradients: Memory
+    """What that pass makes itself for the first microbatch, whose gradients stay to be added to."""
     update: Passed
     held: Mapping[str, int]
     """By kind, throughout; with gradient accumulators."""
@@ -117,12 +121,15 @@ class StagePricer:
             found = kept.setdefault((left.made, left.until), Counter())
             found[left.kind] += left.bytes * cut.times(left.block, left.home)
         passes: dict[Pass, Passed] = {}
-        last = "W" if summary.passes["W"].items else "I"
+        giving: Pass = "W" if summary.passes["W"].items else "I"
         for kind in PASSES:
-            added = held["gradients"] if kind == last and summary.microbatches > 1 else 0
+            added = held["gradients"] if kind == giving and summary.microbatches > 1 else 0
             passes[kind] = self._played(self._rank(cut.graph(summary.passes[kind]), cut.repeats, added))
+        first = self._rank(_staying(cut.graph(summary.passes[giving]), cut.repeats, held["gradients"]), cut.repeats)
         return StageUse(
             passes=passes,
+            giving=giving,
+            first_gradients=self._memory(first),
             update=self._played(self._rank(cut.graph(summary.update), cut.repeats)),
             held=dict(held),
             until_input=dict(kept.get(("F", "I"), {})),
@@ -145,7 +152,6 @@ class StagePricer:
 
     def _played(self, rank: RankSummary) -> Passed:
         """``rank`` has the one graph as ``micro``."""
-        rank = with_staging(rank, self.cluster)
         pricing = Pricing(self.cluster, rank)
         clock = Clock(pricing.launch, self.cluster.device.efficiency.contention)
         fusion = self.execution.fusion
@@ -157,7 +163,23 @@ class StagePricer:
             clock.spent.update({key: clock.spent[key] + seconds * share for key, seconds in once.spent.items()})
             clock.now += once.now * share
         clock.finish()
-        return Passed(clock.now, dict(clock.spent), memory(materialised(replace(rank, accumulators=0), fusion)))
+        return Passed(clock.now, dict(clock.spent), self._memory(replace(rank, accumulators=0)))
+
+    def _memory(self, rank: RankSummary) -> Memory:
+        return memory(materialised(with_staging(rank, self.cluster), self.execution.fusion))
+
+
+def _staying(graph: GraphSummary, repeats: Mapping[str, int], accumulators: int) -> GraphSummary:
+    """A pass whose gradients stay when they have been made, in the dtype of their ``accumulators``."""
+    made = [b for b in graph.buffers if b.kind == "gradients" and b.last < len(graph.items)]
+    total = sum(b.bytes * repeats.get(b.block, 1) for b in made)
+    share = accumulators / total if total else 0.0
+    stay = [
+        replace(b, bytes=int(b.bytes * share), born=b.last + 1, last=len(graph.items))
+        for b in made
+        if b.last + 1 < len(graph.items)
+    ]
+    return replace(graph, buffers=(*graph.buffers, *stay))
 
 
 class Cut:
