@@ -3,7 +3,8 @@
     python -m benchmarks.published [--rows FILE] [--json FILE] [--fit] [--cache FOLDER]
 
 Every row is a model, a cluster, a plan and what was measured of it. Rows that tell too little are listed with the
-reason. ``--fit`` fits the devices' constants anew on half of the rows without a pipeline and prints them.
+reason. ``--fit`` fits the devices' constants anew on half of the rows and prints them; those of kernels on rows
+without a pipeline.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import argparse
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.published import states
-from benchmarks.published.fit import fit, fitted_rows
-from benchmarks.published.fitted import FITTED
+from benchmarks.published.fit import chosen, fit, fit_in_flight, fit_rates, fitted_rows
+from benchmarks.published.fitted import FITTED, RATES
 from benchmarks.published.predict import clusters, predicted, simulated
 from benchmarks.published.programs import Programs, Summary, prepare
 from benchmarks.published.report import as_json, as_text
 from benchmarks.published.rows import OWN, Row, Skipped, Unreadable, parse_all, read
-from benchmarks.published.score import RULE, Scored
+from benchmarks.published.score import RULE, Scored, chosen_for_fitting
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.summary import RankSummary
 
@@ -54,16 +56,22 @@ def main(arguments: list[str] | None = None) -> int:
     known = {one.row.id for one in held}
     skipped = [s for s in skipped if s.id not in known] + more
     constants = {c.device.name: c.device.efficiency for _, _, c in priced}
-    fitted = FITTED
+    fitted, rates = FITTED, RATES
     if given.fit:
         whole = [(row, summary, on) for row, summary, on in priced if isinstance(summary, RankSummary)]
         constants |= fit(whole, tell)
-        used = fitted_rows(whole)
+        rates = fit_rates(priced, constants)
+        share = fit_in_flight(priced, rates)
+        constants = {name: replace(found, in_flight=share) for name, found in constants.items()}
+        used = fitted_rows(whole) | {f"network of {name}": [r.id for r, _, _ in chosen(priced, name)] for name in rates}
+        used["pipelines"] = sorted(r.id for r, _, _ in priced if r.layout.pipe > 1 and chosen_for_fitting(r))
         fitted = frozenset(name for names in used.values() for name in names)
         if given.fitted_rows:
-            given.fitted_rows.write_text(json.dumps({"rule": RULE, "rows": used}, indent=1) + "\n", encoding="utf-8")
+            given.fitted_rows.write_text(
+                json.dumps({"rule": RULE, "rates": rates, "rows": used}, indent=1) + "\n", encoding="utf-8"
+            )
     scored = [
-        Scored(row, predicted(simulated(row, summary, cluster, constants)), row.id in fitted)
+        Scored(row, predicted(simulated(row, summary, cluster, constants, rates)), row.id in fitted)
         for row, summary, cluster in priced
     ]
     for line in as_text(scored, held, skipped, constants):

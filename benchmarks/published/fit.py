@@ -11,16 +11,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.published.predict import execution, simulated
+from benchmarks.published import frameworks
+from benchmarks.published.frameworks import execution
+from benchmarks.published.predict import simulated
 from benchmarks.published.rows import Row
 from benchmarks.published.score import chosen_for_fitting
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.device import Device, Efficiency
 from meshwright.compiler.cluster.kernels import kernel_seconds, with_attention
-from meshwright.compiler.summary import Kernel, RankSummary
+from meshwright.compiler.summary import Kernel, RankSummary, StagedSummary
 from meshwright.compiler.timeline.fusion import fused
 
 Priced = tuple[Row, RankSummary, Cluster]
+PricedAny = tuple[Row, RankSummary | StagedSummary, Cluster]
 ROUNDS = 3
 MOST = 0.2
 """The largest error of a row that counts."""
@@ -42,6 +45,8 @@ TRIED: Mapping[str, tuple[float, ...]] = {
     "contention": (0.0, 0.03, 0.06, 0.1, 0.15),
 }
 """Constants of what is not a kernel's own time: tried with whole simulations."""
+RATES_TRIED = (2.5e9, 3e9, 3.5e9, 4e9, 5e9, 6e9, 8e9, 12.5e9, 25e9)
+SHARES_TRIED = tuple(n / 50 for n in range(16))
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,42 @@ def descend(works: Sequence[Work], start: Efficiency) -> Efficiency:
         if not moved:
             step = math.sqrt(step)
     return best
+
+
+def fit_rates(priced: Sequence[PricedAny], constants: Mapping[str, Efficiency]) -> dict[str, float]:
+    """The rate of each network that no row tells of, by framework: bytes per second and device."""
+    found = {}
+    for name in frameworks.UNTOLD:
+        members = [p for p in chosen(priced, name) if p[0].seconds is not None]
+
+        def error(rate: float, name: str = name, members: Sequence[PricedAny] = members) -> float:
+            predicted = (
+                simulated(r, s, c, constants, {name: rate}).seconds / (r.seconds or 1.0) for r, s, c in members
+            )
+            return sum(_size(math.log(ratio)) for ratio in predicted) / len(members)
+
+        if members:
+            found[name] = min(RATES_TRIED, key=error)
+    return found
+
+
+def chosen(priced: Sequence[PricedAny], framework: str) -> list[PricedAny]:
+    """The rows of a framework on which the rate of its network is fitted, with a pipeline or without."""
+    return [p for p in priced if frameworks.of(p[0]) == framework and chosen_for_fitting(p[0])]
+
+
+def fit_in_flight(priced: Sequence[PricedAny], rates: Mapping[str, float]) -> float:
+    """The share of what microbatches in flight keep that is wasted: of those that class most rows with a pipeline
+    rightly, the middle one."""
+    members = [p for p in priced if p[0].layout.pipe > 1 and p[0].fits is not None and chosen_for_fitting(p[0])]
+
+    def right(share: float) -> int:
+        efficiency = {c.device.name: replace(c.device.efficiency, in_flight=share) for _, _, c in members}
+        return sum(simulated(r, s, c, efficiency, rates).fits == r.fits for r, s, c in members)
+
+    counts = {share: right(share) for share in SHARES_TRIED}
+    best = [share for share in SHARES_TRIED if counts[share] == max(counts.values())]
+    return best[len(best) // 2]
 
 
 def fit_memory(members: Sequence[Priced]) -> tuple[int, float]:

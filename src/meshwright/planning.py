@@ -27,7 +27,7 @@ from meshwright.compiler.prediction_text import predicted_of
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.explain import reasons
 from meshwright.compiler.search.infeasible import infeasible
-from meshwright.compiler.search.limits import Limits, reserve_bytes
+from meshwright.compiler.search.limits import Limits, reserve_bytes, token_count
 from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.search.prices import Priced
 from meshwright.compiler.search.search import search
@@ -74,7 +74,7 @@ def plan(
     ranks: int | None = None,
     pins: str | Iterable[str] = (),
     batch: int | None = None,
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     reserve: int | str = 0,
     budget: int = 24,
     overrides: Mapping[str, float] | None = None,
@@ -85,9 +85,9 @@ def plan(
 
     ``cluster`` is a preset (``h100x64``), the path of a cluster file, or a Cluster; ``ranks`` says how many of its
     devices are used (default: all). ``pins`` fix a part of the plan (``tp=8``, ``fsdp``, ``micro=4``, ``no offload``).
-    ``batch`` or ``tokens`` replace the global batch of the source; ``reserve`` of every device stays free (bytes, or
-    ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by name, ``precision`` (``"bf16"``, say) that of the
-    source. At most ``budget`` candidates are compiled and simulated.
+    ``batch`` or ``tokens`` (a number, or ``16M`` in powers of 1,024) replace the global batch of the source;
+    ``reserve`` of every device stays free (bytes, or ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by
+    name, ``precision`` (``"bf16"``, say) that of the source. At most ``budget`` candidates are compiled and simulated.
     Raises MeshwrightError for what cannot be read or captured, for limits that contradict (E043x), and if nothing
     fits (E0440).
     """
@@ -95,8 +95,9 @@ def plan(
     # told before anything is captured
     given = parse_pins([pins] if isinstance(pins, str) and pins else list(pins))
     free = reserve_bytes(reserve, where.device.memory)
+    size = None if tokens is None else token_count(tokens)
     began = time.perf_counter()
-    loaded = _sized(source_without_weights(source, overrides), batch, tokens)
+    loaded = _sized(source_without_weights(source, overrides), batch, size)
     loaded.precision = checked_precision(precision) or loaded.precision
     limits = Limits(free, section_pins(loaded).joined(given), budget)
     folded = loaded.capture_folded()

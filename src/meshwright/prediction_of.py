@@ -24,7 +24,7 @@ from meshwright.compiler.schedules.of_plan import schedule_of
 from meshwright.compiler.timeline import simulate
 from meshwright.compiler.timeline.planned import scheduled
 from meshwright.compiler.timeline.stage import StagePricer
-from meshwright.pricing import DEEPEST, depth_of, staged_summary_of, summary_of, turns
+from meshwright.summaries import DEEPEST, depth_of, staged_summary_of, summary_of, turns
 
 
 def predict(

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.compiler.analysis.blocks import Folded, Unknown
 from meshwright.compiler.analysis.stand_ins import stand_ins
-from meshwright.compiler.analysis.summarize import summarize
-from meshwright.compiler.analysis.summarize_stages import summarize_stages
 from meshwright.compiler.cluster.cluster import Cluster
-from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
+from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.mesh import Mesh
-from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import repeated_blocks
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.realise import Realiser
-from meshwright.compiler.passes.stages import block_order
-from meshwright.compiler.passes.take_apart import take_apart
-from meshwright.compiler.passes.treated import present
-from meshwright.compiler.passes.untie import untie
-from meshwright.compiler.plan import PIPE, Plan, Precision, Recompute, Save, pattern_expression
+from meshwright.compiler.plan import PIPE, Precision, Recompute, Save
 from meshwright.compiler.prediction import Execution, Prediction, between
 from meshwright.compiler.schedules import catalogue
 from meshwright.compiler.schedules.request import Request
@@ -34,9 +25,8 @@ from meshwright.compiler.timeline import simulate
 from meshwright.compiler.timeline.cuts import Depth
 from meshwright.compiler.timeline.planned import SEARCHED, Pipelined, Way, pipelined, repriced
 from meshwright.compiler.timeline.stage import StagePricer
+from meshwright.summaries import DEEPEST, depth_of, staged_summary_of, summary_of, treatments, turns, untied
 
-DEEPEST = 1
-"""A folded step shows how weights are gathered so many blocks ahead."""
 USUAL = "1f1b"
 """The schedule of a pipeline for which none is said."""
 
@@ -106,9 +96,7 @@ class Pricer:
             )
             pricers, depth = self._stages(candidate.inner, saves, apart, where)
             mesh = Mesh(((PIPE, candidate.pipe), *pricers[0].summary.mesh.axes))
-            device = where.device
-            room = (device.memory - self._reserve - device.efficiency.reserve) / (1 + device.efficiency.fragmentation)
-            way = Way(mesh, schedule, candidate.virtual, room=room)
+            way = Way(mesh, schedule, candidate.virtual, room=where.device.memory - self._reserve)
             found = pipelined(pricers, depth, way)
             if schedule == SEARCHED and "W" not in found.pipeline.table:
                 pricers, _ = self._stages(candidate.inner, saves, False, where)
@@ -194,98 +182,3 @@ class Pricer:
         if every not in self._folded:
             self._folded[every] = self._folded[1].refold(places)
         return (self._whole() if candidate.prefetch > DEEPEST else self._folded[every]), saves
-
-
-def treatments(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, Save]:
-    """By repeated block: what it keeps for backward. The first entry that matches a block counts."""
-    found: dict[str, Save] = {}
-    for entry in entries:
-        expression = pattern_expression(entry.pattern)
-        names = [name for names in blocks.values() for name in names if expression.fullmatch(name)]
-        for index, name in enumerate(name for name in names if name not in found):
-            found[name] = entry.save if index % entry.every == 0 else "all"
-    return found
-
-
-def turns(blocks: Mapping[str, list[str]], entries: Iterable[Recompute]) -> dict[str, tuple[Save, int]]:
-    """By repeated block: what it keeps, and its place in a period of ``every`` blocks; so that what is folded are whole
-    periods, whose blocks take turns. Blocks beyond the last whole period stand for themselves."""
-    found: dict[str, tuple[Save, int]] = {}
-    for entry in entries:
-        expression = pattern_expression(entry.pattern)
-        for names in blocks.values():
-            mine = [name for name in names if expression.fullmatch(name) and name not in found]
-            whole = len(mine) // entry.every * entry.every if entry.every > 1 else len(mine)
-            for index, name in enumerate(mine):
-                save = entry.save if index % entry.every == 0 else "all"
-                found[name] = (save, index % entry.every if index < whole else -1 - index)
-    return found
-
-
-def summary_of(
-    folded: Folded,
-    plan: Plan,
-    saves: Mapping[str, Save],
-    known: KnownGraphs | None = None,
-    told: dict[Diagnostic, None] | None = None,
-) -> RankSummary:
-    """The summary of a folded step under a plan for the whole one.
-
-    ``saves`` are the plan's :func:`treatments`, ``known`` what has been compiled before; the compiler's warnings are
-    added to ``told``. The program is only priced; it is verified when it is compiled to run.
-
-    Every k-th block of the whole step is not every k-th of the folded one: there, blocks are named one by one.
-    """
-    with _telling(told):
-        compiled = compile_step(folded.program, _of_folded(plan, folded, saves), verify=False, known=known)
-    return summarize(compiled, folded.repeats)
-
-
-def staged_summary_of(
-    folded: Folded,
-    plan: Plan,
-    saves: Mapping[str, Save],
-    apart: bool,
-    known: KnownGraphs | None = None,
-    told: dict[Diagnostic, None] | None = None,
-    tied: StepProgram | None = None,
-) -> StagedSummary:
-    """Like :func:`summary_of`, to be cut by depth: of a plan without the axis ``pipe``. ``apart``: whether gradients of
-    weights have a pass of their own; ``tied``: the program as :func:`untied` makes it."""
-    with _telling(told):
-        taken = take_apart(tied or untied(folded.program), _of_folded(plan, folded, saves), known, apart=apart)
-    pairs = [(g.kept[0], g.kept[-1]) for g in folded.groups if g.kept[0] in taken.blocks]
-    return summarize_stages(taken, pairs, folded.repeats)
-
-
-def untied(program: StepProgram) -> StepProgram:
-    """The step in which no two blocks share a weight."""
-    return untie(program, block_order(program.micro.module.graph)[1:])
-
-
-def depth_of(folded: Folded, summary: StagedSummary) -> Depth:
-    """All blocks of the step that was folded, in order, each with the one of the summary that it is like."""
-    like = {name: g.kept[0] if name == g.kept[0] else g.kept[-1] for g in folded.groups for name in g.blocks}
-    order = block_order((folded.source or folded.program).micro.module.graph)
-    if folded.absent:
-        known = repeated_blocks(folded.blocks())
-        containers = dict.fromkeys(f"{name.rpartition('.')[0]}.*".lstrip(".") for name in order)
-        order = [name for pattern in containers for name in known.get(pattern, ())]
-    return Depth(tuple(order), tuple(like.get(name, name) for name in order))
-
-
-def _of_folded(plan: Plan, folded: Folded, saves: Mapping[str, Save]) -> Plan:
-    if all(entry.every == 1 for entry in plan.recompute):
-        return plan
-    named = [Recompute(name, save) for name, save in saves.items() if save != "all"]
-    return replace(plan, recompute=present(folded.program.micro, named))
-
-
-@contextmanager
-def _telling(told: dict[Diagnostic, None] | None) -> Iterator[None]:
-    """Add what the compiler warns of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    if told is not None:
-        told |= {w.message.diagnostic: None for w in caught if isinstance(w.message, DiagnosticWarning)}

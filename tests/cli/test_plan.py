@@ -97,7 +97,7 @@ def test_a_precision_in_place_of_the_sources(small: Path, tmp_path: Path) -> Non
 
 def test_another_global_batch(small: Path) -> None:
     by_samples = plan(str(small), "h100x2", batch=32)
-    by_tokens = plan(str(small), "h100x2", tokens=256)
+    by_tokens = plan(str(small), "h100x2", tokens="0.25K")
     assert by_samples.search.facts.batch == by_tokens.search.facts.batch == 32
     assert by_samples.search.facts.tokens == 256
     assert by_samples.candidate == by_tokens.candidate

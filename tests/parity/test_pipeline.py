@@ -3,17 +3,22 @@ benchmarks.pipeline_parity`` prints."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 
 from meshwright.compiler.diagnostics import MeshwrightError
+from meshwright.compiler.graph.pipeline_program import PipelineProgram
+from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Pipeline
+from meshwright.compiler.plan import Pipeline, Recompute, Save
+from meshwright.runtime.materialize import from_module
+from meshwright.runtime.virtual import VirtualCluster
 from tests.models import Variant
-from tests.parity.harness import Task, captured, measure
+from tests.parity.harness import SEED, Task, captured, compare, examples, measure, truth
 from tests.parity.pipeline_cells import COVERING, INNER, MODELS, PIPES, SCHEDULES, pipeline_cell
 
 TOLERANCE = 1e-9
@@ -31,6 +36,27 @@ def test_the_selection_covers_everything_once() -> None:
 
 
 FOUR = Variant(layers=4, dropout=0.1)
+
+
+def test_stages_that_recompute_as_each_pleases() -> None:
+    """With a drop-out, whose masks are drawn again."""
+    task = Task("GPT-2", FOUR)
+    plan = preset("pp=2,fsdp=2,micro=4,schedule=zb-h1", captured(task))
+    saves: tuple[tuple[str, Save], ...] = (("transformer.h.0", "nothing"), ("transformer.h.1", "matmuls"))
+    compiled = compile_plan(captured(task), replace(plan, recompute=tuple(Recompute(*save) for save in saves)))
+    assert isinstance(compiled, PipelineProgram)
+    first, second = (
+        sum(annotation(n).recomputed for g in stage.passes.values() for n in g.module.graph.nodes)
+        for stage in compiled.stages
+    )
+    assert first > 0 == second
+    weights = from_module(copy.deepcopy(examples(task)[0].model).double())
+    cluster = VirtualCluster(compiled, weights, seed=SEED, keep_gradients=True)
+    for example, step in zip(examples(task), truth(task), strict=True):
+        got = cluster.step(example.batch)
+        assert compare(cluster, got.loss, got.norm, step).worst < TOLERANCE
+
+
 TWO = Pipeline(("transformer.h.2",))
 
 

@@ -31,7 +31,7 @@ def plan_command(
         list[str] | None, typer.Option("--why-not", help="Also say how a plan with this pin compares. May be repeated.")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="The samples of the global batch, instead of the source's.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="The global batch in tokens.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="The global batch in tokens: 131072, 128K, 16M.")] = None,
     reserve: Annotated[str, typer.Option(help="Memory of each device that stays free: 4GiB or 5%, say.")] = "0",
     budget: Annotated[int, typer.Option(min=1, help="How many candidates are compiled and simulated at most.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,

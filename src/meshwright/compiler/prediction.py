@@ -129,3 +129,5 @@ class Execution:
     their likes are one kernel each; ``compiled``: all chains of elementwise ops are fused."""
     attention: str = "flash-2"
     """The generation of the fused attention kernels: ``flash-2``, or ``flash-1`` (FlashAttention 1, Triton's)."""
+    waits_for_sends: bool = False
+    """Whether a stage of a pipeline computes nothing until what it sends has left; our runtime goes on."""

@@ -30,7 +30,7 @@ from meshwright.compiler.timeline.stage import Cut, StagePricer
 from meshwright.frontend.source import source_without_weights
 from meshwright.planning import plan_program
 from meshwright.prediction_of import predict_step
-from meshwright.pricing import depth_of, staged_summary_of
+from meshwright.summaries import depth_of, staged_summary_of
 
 CASES = [
     ("ddp=1", 4, 4, "1f1b"),

@@ -31,6 +31,8 @@ class Efficiency:
     """Bytes that the driver, libraries and communicators take before the program has any."""
     fragmentation: float = 0.0
     """The share of a program's peak that the allocator wastes."""
+    in_flight: float = 0.0
+    """The share of what the microbatches of a pipeline keep while they are in flight that it wastes besides."""
     contention: float = 0.0
     """How much longer kernels take while messages are on the links, as a share."""
 

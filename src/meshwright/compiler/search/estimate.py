@@ -115,11 +115,12 @@ class Estimator:
             gathered = facts.compute_weights / tensor / facts.depth * (2 + candidate.prefetch)
         memory = least_bytes(candidate, facts) + gathered + activations
         wasted = 1 + device.efficiency.fragmentation
+        flying_wasted = wasted + (device.efficiency.in_flight if pipe > 1 else 0.0)
         return Estimate(
             _together(candidate, parts, self.facts.depth),
-            int(memory * wasted) + device.efficiency.reserve,
+            int((memory - activations) * wasted + activations * flying_wasted) + device.efficiency.reserve,
             parts,
-            activations * wasted,
+            activations * flying_wasted,
             _features(candidate),
         )
 

@@ -21,7 +21,8 @@ def pipelines(found: Search) -> Iterator[str]:
     one = members[0]
     yield f"Pipelining over {one.candidate.pipe} ({_links(found, one.candidate)}): {_what(found, one)}"
     without = next(iter(_sorted(found, (p for p in found.priced if p.candidate.pipe == 1))), None)
-    if found.fits(one) and (without is None or not found.fits(without)):
+    needed = not found.limits.pins.pipelined if without is None else not found.fits(without)
+    if found.fits(one) and needed:
         yield "Nothing that was priced fits without a pipeline."
     elif found.fits(one) and without is not None:
         yield _compared(one, without)

@@ -23,6 +23,19 @@ class Limits:
     """Of plans whose times differ by less than this share, the simplest is chosen."""
 
 
+def token_count(text: str | int) -> int:
+    """Reads ``131072``, ``128K``, ``16M``, ``1.5G``: powers of 1,024, as batches are given. Raises MeshwrightError
+    E0442."""
+    if isinstance(text, int):
+        return text
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)i?", text.strip().replace("_", "").replace(",", ""), re.IGNORECASE)
+    value = float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " ") if found is not None else 0.5
+    if value != int(value):
+        message = f"'{text.strip()}' is no number of tokens"
+        raise error("E0442", message, action="give a whole number, or one in powers of 1,024: 128K, 16M, 1G")
+    return int(value)
+
+
 def reserve_bytes(text: str | int, memory: int) -> int:
     """Reads ``4GiB``, ``500 MB``, a number of bytes, or ``5%`` of a device's memory. Raises MeshwrightError E0438."""
     if isinstance(text, int):

@@ -13,7 +13,7 @@ WORTH = 0.01
 """The share of a step for which recomputation is taken back block by block."""
 SPARSE = 8
 """Recomputation in fewer than every so many blocks is not looked for."""
-SEARCHABLE = 4000
+SEARCHABLE = 1500
 """A schedule of more actions is not searched for."""
 
 
@@ -25,7 +25,9 @@ def refine(found: Search) -> None:
     if best is None:
         return
     for variant in variants(best.candidate, found.facts, found.limits.pins):
-        if found.left > 0:
+        # a pipeline is dear to price, under all its schedules
+        hopeful = variant.pipe == 1 or found.estimate(variant).seconds <= HOPE * best.seconds
+        if found.left > 0 and hopeful:
             found.price(variant)
     fastest: dict[str, Priced] = {}
     for one in found.fitting():
@@ -63,6 +65,8 @@ def _fewer_microbatches(found: Search, one: Priced) -> None:
     counts = microbatch_counts(found.facts.batch, candidate.batch_ranks)
     fewer = [count for count in counts if count < candidate.microbatches]
     lesser = replace(candidate, microbatches=max(fewer, default=candidate.microbatches))
+    if lesser.microbatches < lesser.pipe:
+        return
     if found.left > 0 and found.limits.pins.allow(lesser) and found.estimate(lesser).memory <= HOPE * found.capacity:
         found.price(lesser)
 
@@ -88,6 +92,8 @@ def _less_recomputation(found: Search, one: Priced) -> None:
     candidate, pins = one.candidate, found.limits.pins
     if candidate.save == "all" or candidate.by_stage or pins.every is not None or found.facts.depth < 4:
         return
+    if candidate.pipe > 1 and pins.allow(replace(candidate, by_stage=True, every=1)):
+        return  # stages choose for themselves
     tried = [p for p in found.priced if replace(p.candidate, every=1) == replace(candidate, every=1)]
     low = max(p.candidate.every for p in tried if found.fits(p))
     # from high on it does not fit, or is not looked at

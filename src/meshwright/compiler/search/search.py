@@ -10,6 +10,7 @@ Recomputation is chosen against the memory of the simulated step: the least that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from meshwright.compiler.cluster.cluster import Cluster
@@ -21,12 +22,14 @@ from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.prices import Priced, Prices
 from meshwright.compiler.search.refine import refine
-from meshwright.compiler.search.state import HOPE, RIVAL, Search, argument, choose, family
+from meshwright.compiler.search.state import HOPE, RIVAL, Search, argument, choose, family, twin
 
 FAMILY = 100
 """Candidates of one family that are kept in sight."""
 LIKELY = 1.5
 """An estimate of more than so many times the memory is believed before anything has been priced."""
+TWINS = 2
+"""Of pipelines that differ only in what their data ranks hold and recompute, so many that fit are priced."""
 PATIENCE, GAIN = 4, 0.005
 """So many candidates in a row may fail to be faster by this share before the search ends."""
 
@@ -111,7 +114,10 @@ def _promising(found: Search, pool: Sequence[Candidate], best: float | None = No
     """The unpriced candidate with the least estimated time among those that are estimated to fit, or the one with the
     least memory if none is. None if nothing can be expected of any."""
     device, within = found.cluster.device, found.limits.within
+    axes = {(twin(p.candidate), p.candidate.axes) for p in found.priced if p.candidate.pipe > 1 and found.fits(p)}
+    known = Counter(key for key, _ in axes)
     rest = [one for one in pool if one not in found._done and not _settled(found, one)]
+    rest = [one for one in rest if one.pipe == 1 or known[twin(one)] < TWINS]
     if best is not None:
         rest = [one for one in rest if least_seconds(one, found.facts, device) <= best]
     guesses = [(found.estimate(one), one) for one in rest]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.search.candidate import REPLICA, TENSOR, Candidate
-from meshwright.compiler.search.candidates import schedules
+from meshwright.compiler.search.candidates import USUAL, schedules
 from meshwright.compiler.search.estimate import Estimator
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
@@ -42,6 +42,8 @@ class Search:
         self.estimate = Estimator(self.facts, self.cluster)
         self._done: dict[Candidate, Priced | None] = {}
         self._compiled: set[Candidate] = set()
+        self._best_of: dict[object, tuple[str, int]] = {}
+        """By twin of pipelines that were priced: the best schedule, and how many stages each rank has under it."""
 
     @property
     def capacity(self) -> int:
@@ -72,15 +74,16 @@ class Search:
     def _best_schedule(self, usual: Priced) -> Priced:
         """The same pipeline under the schedule that is best for it, which takes no further program. Of the others
         nothing is kept."""
-        if usual.candidate.schedule == "list":
-            return usual
+        if usual.candidate.schedule not in (USUAL, self.limits.pins.schedule) or usual.candidate.schedule == "list":
+            return usual  # a variant of one whose schedule has been chosen
         least = usual.seconds - usual.prediction.other.get("bubble", 0.0)
         if any(p.seconds < least / (1 + self.limits.within) for p in self.fitting()):
             return usual  # not even without a bubble
         best, spent = usual, ""
         shallower: dict[str, Priced] = {}
+        known = self._best_of.get(twin(usual.candidate))
         for one in schedules(usual.candidate, self.facts, self.limits.pins):
-            if one in self._done or one.schedule == spent:
+            if one in self._done or one.schedule == spent or (known and known != (one.schedule, one.virtual)):
                 continue
             found = Priced(one, self.prices.price(one))
             before = shallower.setdefault(one.schedule, found)
@@ -90,6 +93,8 @@ class Search:
             best = min((best, found), key=lambda p: (not self.fits(p), p.seconds if self.fits(p) else p.memory))
             self._done[one] = found
         self.priced += [best] if best is not usual else []
+        if self.fits(best):
+            self._best_of.setdefault(twin(best.candidate), (best.candidate.schedule, best.candidate.virtual))
         return best
 
     @property
@@ -106,6 +111,11 @@ def choose(found: Search) -> Priced | None:
     most = fitting[0].seconds * (1 + found.limits.within)
     near = [p for p in fitting if p.seconds <= most]
     return min(near, key=lambda p: (p.memory > TIGHT * found.capacity, p.candidate.simplicity(), p.seconds))
+
+
+def twin(one: Candidate) -> tuple[object, ...]:
+    """What a pipeline has in common with those that differ only in what their data ranks hold and recompute."""
+    return one.pipe, one.size(TENSOR), one.microbatches, one.sequence, one.prefetch, one.offload, one.whole
 
 
 def family(candidate: Candidate) -> tuple[object, ...]:

@@ -53,8 +53,7 @@ def predict(staged: Staged, flow: Flowing, *, spans: bool = False) -> Prediction
     ranks = [RankMemory(staged, schedule, rank) for rank in range(schedule.ranks)]
     most = [rank.peak() for rank in ranks]
     fullest = ranks[most.index(max(most))].memory()
-    efficiency = cluster.device.efficiency
-    device_memory = int(fullest.peak * (1 + efficiency.fragmentation)) + efficiency.reserve
+    device_memory = max(rank.needed(cluster.device.efficiency) for rank in ranks)
     items = [item for kind in PASSES for item in summary.passes[kind].items]
     able = staged.mesh.ranks * peak(cluster.device, main_dtype(items)) * seconds
     return Prediction(

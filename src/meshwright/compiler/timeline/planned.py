@@ -19,7 +19,7 @@ from meshwright.compiler.schedules.simulate import simulate
 from meshwright.compiler.schedules.table import Schedule
 from meshwright.compiler.timeline.cuts import Depth, balanced, block_seconds, partition_each
 from meshwright.compiler.timeline.pipeline import predict
-from meshwright.compiler.timeline.rank_memory import peaks
+from meshwright.compiler.timeline.rank_memory import needed
 from meshwright.compiler.timeline.stage import StagePricer, StageUse
 from meshwright.compiler.timeline.staged import Flowing, Staged, flowing
 
@@ -50,7 +50,7 @@ class Way:
     starts: tuple[int, ...] | None = None
     """Where stages begin; default: where they are balanced."""
     room: float = float("inf")
-    """Bytes that a rank may hold, for what is chosen by it: the searched schedule, and what stages recompute."""
+    """Bytes of a device that a rank may need; for the searched schedule, and for what stages recompute."""
 
     @property
     def ranks(self) -> int:
@@ -109,8 +109,7 @@ def _fitted(
         flow, table = _flow(staged, way)
         if len(pricers) == 1:
             break
-        needed = peaks(staged, flow.schedule)
-        raised = _raise(staged, own, needed, flow.schedule, way.room, len(pricers))
+        raised = _raise(staged, own, needed(staged, flow.schedule), flow.schedule, way.room, len(pricers))
         if not raised:
             break
         for stage in raised:
@@ -120,11 +119,11 @@ def _fitted(
 
 
 def _raise(
-    staged: Staged, levels: Sequence[int], needed: Sequence[int], schedule: Schedule, room: float, count: int
+    staged: Staged, levels: Sequence[int], needs: Sequence[int], schedule: Schedule, room: float, count: int
 ) -> list[int]:
     """Of every rank that has too little room, the stage that keeps most and can recompute more."""
     found = []
-    for rank, need in enumerate(needed):
+    for rank, need in enumerate(needs):
         own = [s for _, s in schedule.stages_of(rank) if levels[s] + 1 < count]
         if need > room and own:
             found.append(max(own, key=lambda s: (-levels[s], _kept(staged.uses[s]))))
@@ -151,7 +150,7 @@ def _flow(staged: Staged, way: Way) -> tuple[Flowing, str]:
     limit = _limit(staged, way.room, first)
     for _ in range(TRIES):
         found = catalogue.make(SEARCHED, Request(way.ranks, count, way.virtual, costs, limit))
-        if limit is None or max(peaks(staged, found)) <= way.room or limit <= way.ranks * way.virtual:
+        if limit is None or max(needed(staged, found)) <= way.room or limit <= way.ranks * way.virtual:
             break
         limit = max(limit - max(1.0, limit / 10), float(way.ranks * way.virtual))
     run = simulate(found, costs)
@@ -163,9 +162,12 @@ def _limit(staged: Staged, room: float, each: int) -> float | None:
     if room == float("inf") or not each:
         return None
     ranks = staged.mesh.size(PIPE)
+    efficiency = staged.pricers[0].cluster.device.efficiency
+    room = (room - efficiency.reserve) / (1 + efficiency.fragmentation)
+    waste = efficiency.in_flight / (1 + efficiency.fragmentation)
     held = max(sum(use.held.values()) for use in staged.uses) * (len(staged.uses) // ranks)
     passing = max(p.memory.peak for use in staged.uses for p in use.passes.values())
-    return max((room - held - passing) / each, float(len(staged.uses)))
+    return max((room - held - passing) / (each * (1 + waste)), float(len(staged.uses)))
 
 
 def staged_at(pricers: Sequence[StagePricer], depth: Depth, mesh: Mesh, starts: Sequence[int]) -> Staged:

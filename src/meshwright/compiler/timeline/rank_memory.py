@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
+from meshwright.compiler.cluster.device import Efficiency
 from meshwright.compiler.prediction import Memory, Moment
 from meshwright.compiler.schedules.table import Action, Row, Schedule
 from meshwright.compiler.summary import KINDS, Pass
@@ -31,9 +33,10 @@ def _states(row: Row, stages: Sequence[int], giving: Mapping[int, Pass]) -> Iter
             begun[own] |= kind == giving[action.stage]
 
 
-def peaks(staged: Staged, schedule: Schedule) -> list[int]:
-    """By rank, the most bytes that it holds."""
-    return [RankMemory(staged, schedule, rank).peak() for rank in range(schedule.ranks)]
+def needed(staged: Staged, schedule: Schedule) -> list[int]:
+    """By rank, the bytes of the device that it needs."""
+    efficiency = staged.pricers[0].cluster.device.efficiency
+    return [RankMemory(staged, schedule, rank).needed(efficiency) for rank in range(schedule.ranks)]
 
 
 def stages_by_rank(schedule: Schedule) -> list[list[int]]:
@@ -62,16 +65,27 @@ class RankMemory:
 
     def peak(self) -> int:
         """The most bytes at any moment."""
+        return max(live for live, _ in self._moments)
+
+    def needed(self, efficiency: Efficiency) -> int:
+        """Bytes of the device: the most, with what the allocator wastes and what libraries take."""
+        wasted, flying = 1 + efficiency.fragmentation, efficiency.in_flight
+        return int(max(live * wasted + kept * flying for live, kept in self._moments)) + efficiency.reserve
+
+    @cached_property
+    def _moments(self) -> list[tuple[int, int]]:
+        """The bytes at each moment, and those of them that microbatches in flight keep."""
+        moments = [(self._update(stage).total(), 0) for stage in self._stages]
         base = self._during.total()
         uses = [self._uses[stage] for stage in self._stages]
         sizes = [tuple(sum(kept.values()) for kept in (u.until_input, u.until_weights, u.between)) for u in uses]
-        most = max(self._update(stage).total() for stage in self._stages)
         for waiting, begun, stage, kind in self._states:
-            live = base + self._made(begun, stage, kind).peak + self._accumulated(begun)
+            kept = 0
             for (first, second), (to_input, to_weights, between) in zip(waiting, sizes, strict=True):
-                live += first * to_input + (first + second) * to_weights + second * between
-            most = max(most, live)
-        return most
+                kept += first * to_input + (first + second) * to_weights + second * between
+            live = base + self._made(begun, stage, kind).peak + self._accumulated(begun) + kept
+            moments.append((live, kept))
+        return moments
 
     def memory(self) -> Memory:
         """The same with all kinds."""
@@ -99,7 +113,7 @@ class RankMemory:
         """What a pass makes itself; the first that gives gradients leaves them as accumulators."""
         use = self._uses[stage]
         if kind == use.giving and not begun[self._stages.index(stage)]:
-            return use.first_gradients
+            return use.first.memory
         return use.passes[kind].memory
 
     def _accumulated(self, begun: Sequence[bool]) -> int:

@@ -7,8 +7,9 @@ each by itself: messages that are begun ahead hide behind the computation of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.kernels import with_attention
@@ -54,8 +55,12 @@ class Passed:
 
     seconds: float
     spent: Spent
-    memory: Memory
-    """Of what it makes itself."""
+    measure: Callable[[], Memory] = field(repr=False, compare=False)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Of what it makes itself."""
+        return self.measure()
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class StageUse:
     passes: Mapping[Pass, Passed]
     giving: Pass
     """The pass that gives the gradients of the weights."""
-    first_gradients: Memory
-    """What that pass makes itself for the first microbatch, whose gradients stay to be added to."""
+    first: Passed
+    """That pass of the first microbatch, whose gradients stay to be added to."""
     update: Passed
     held: Mapping[str, int]
     """By kind, throughout; with gradient accumulators."""
@@ -125,11 +130,12 @@ class StagePricer:
         for kind in PASSES:
             added = held["gradients"] if kind == giving and summary.microbatches > 1 else 0
             passes[kind] = self._played(self._rank(cut.graph(summary.passes[kind]), cut.repeats, added))
-        first = self._rank(_staying(cut.graph(summary.passes[giving]), cut.repeats, held["gradients"]), cut.repeats)
+        graph = _staying(cut.graph(summary.passes[giving]), cut.repeats, held["gradients"])
+        first = self._rank(graph, cut.repeats)
         return StageUse(
             passes=passes,
             giving=giving,
-            first_gradients=self._memory(first),
+            first=replace(passes[giving], measure=lambda: self._memory(first)),
             update=self._played(self._rank(cut.graph(summary.update), cut.repeats)),
             held=dict(held),
             until_input=dict(kept.get(("F", "I"), {})),
@@ -163,7 +169,7 @@ class StagePricer:
             clock.spent.update({key: clock.spent[key] + seconds * share for key, seconds in once.spent.items()})
             clock.now += once.now * share
         clock.finish()
-        return Passed(clock.now, dict(clock.spent), self._memory(replace(rank, accumulators=0)))
+        return Passed(clock.now, dict(clock.spent), lambda: self._memory(replace(rank, accumulators=0)))
 
     def _memory(self, rank: RankSummary) -> Memory:
         return memory(materialised(with_staging(rank, self.cluster), self.execution.fusion))

@@ -45,9 +45,16 @@ def flowing(make: Callable[[int], Schedule], costs: Costs, microbatches: int, st
     return Flowing(schedule, run, run.seconds + each * (microbatches - more))
 
 
-def costs_of(uses: Sequence[StageUse], send: float) -> Costs:
-    """What a schedule's passes cost."""
-    return Costs(send=send, stages=tuple(use.costs for use in uses))
+def costs_of(uses: Sequence[StageUse], send: float, waits: bool = False) -> Costs:
+    """What a schedule's passes cost. ``waits``: a pass is over only when what it sends has left."""
+    if not waits:
+        return Costs(send=send, stages=tuple(use.costs for use in uses))
+    last = len(uses) - 1
+    found = []
+    for stage, use in enumerate(uses):
+        forward, to_input, to_weights = use.costs
+        found.append((forward + send * (stage < last), to_input + send * (stage > 0), to_weights))
+    return Costs(send=0.0, stages=tuple(found))
 
 
 def send_seconds(pricer: StagePricer, firsts: Sequence[str], mesh: Mesh) -> float:
@@ -74,4 +81,5 @@ class Staged:
 
     @cached_property
     def costs(self) -> Costs:
-        return costs_of(self.uses, send_seconds(self.pricers[0], self.firsts, self.mesh))
+        waits = self.pricers[0].execution.waits_for_sends
+        return costs_of(self.uses, send_seconds(self.pricers[0], self.firsts, self.mesh), waits)
