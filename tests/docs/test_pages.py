@@ -48,7 +48,7 @@ def test_the_first_file_of_the_readme_computes(tmp_path: Path) -> None:
 
 def test_the_plan_of_the_page_can_be_read() -> None:
     (text,) = blocks("docs/plans.md", "toml")
-    assert str(read_plan(text).mesh) == "data=2, tensor=2"
+    assert str(read_plan(text).mesh) == "pipe=2, data=2, tensor=2"
 
 
 def test_the_rule_in_contributing_is_certified() -> None:
