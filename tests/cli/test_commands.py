@@ -169,7 +169,7 @@ def test_a_fault_of_meshwright_leaves_a_file(built: Path, tmp_path: Path, monkey
     def broken(*_: object) -> None:
         raise ZeroDivisionError("something is broken")
 
-    monkeypatch.setattr("meshwright.compiler.memory.memory", broken)
+    monkeypatch.setattr("meshwright.inspection.memory", broken)
     monkeypatch.chdir(tmp_path)
     result = invoke("inspect", built)
     assert result.exit_code == 2
