@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from meshwright.compiler.graph.program import TensorSpec
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_folder import find
 from meshwright.runtime.checkpoint_planner import Shards
@@ -40,7 +41,10 @@ def cell(plan: str) -> Cell:
 def cluster(plan: str, *, trained: bool) -> VirtualCluster:
     """With the first weights, or with zeros in their place."""
     weights = from_module(copy.deepcopy(examples(TASK)[0].model).double())
-    zeros = lambda name, spec: torch.zeros(spec.shape, dtype=spec.dtype)  # noqa: E731 (one expression)
+
+    def zeros(name: str, spec: TensorSpec) -> torch.Tensor:
+        return torch.zeros(spec.shape, dtype=spec.dtype)
+
     return VirtualCluster(compiled(cell(plan)), weights if trained else zeros, seed=SEED, keep_gradients=True)
 
 
