@@ -1,27 +1,29 @@
-"""Gradients of several microbatches are added up where they are made.
+"""A graph that runs for each microbatch, as it is run: gradients of several are added up where they are made.
 
-``micro`` then returns none: each is handed to its accumulator as soon as it is there, and freed. Beside accumulators,
+It then returns none of them: each is handed to its accumulator as soon as it is there, and freed. Beside accumulators,
 only the gradients of one block live at a time, not those of the whole model.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.analysis.lifetimes import deposited
 from meshwright.compiler.graph.adapter import write_code
+from meshwright.compiler.graph.ops import contraction
 from meshwright.compiler.graph.rank_program import LocalGraph
 
 Put = Callable[[int, Tensor], None]
 """Takes an output of ``micro``: its position, and the tensor."""
 
 _put: ContextVar[Put] = ContextVar("put")
-_known: weakref.WeakKeyDictionary[fx.GraphModule, fx.GraphModule] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[fx.GraphModule, dict[bool, fx.GraphModule]] = weakref.WeakKeyDictionary()
 
 
 def deposit(value: Tensor, position: int) -> None:
@@ -39,21 +41,29 @@ def taking(put: Put) -> Iterator[None]:
         _put.reset(token)
 
 
-def depositing(micro: LocalGraph) -> fx.GraphModule:
-    """The module of ``micro`` that deposits its gradients and returns None for them; of a shared graph there is one."""
-    if micro.module not in _known:
-        copy = fx.GraphModule(micro.module, fx.Graph())
+def runnable(graph: LocalGraph, *, deposits: bool) -> fx.GraphModule:
+    """The module of a graph that runs for each microbatch, as it is run: its products call their kernels. With
+    ``deposits`` it hands its gradients over and returns None for them. Of a shared graph there is one."""
+    known = _known.setdefault(graph.module, {})
+    if deposits not in known:
+        copy = fx.GraphModule(graph.module, fx.Graph())
         named: dict[fx.Node, fx.Node] = {}
-        copy.graph.output(copy.graph.graph_copy(micro.module.graph, named))
-        (output,) = copy.graph.find_nodes(op="output")
-        returned = list(output.args[0])
-        for position, node in deposited(micro).items():
-            made = named[node]
-            with copy.graph.inserting_after(made):
-                copy.graph.call_function(deposit, (made, position))
-            returned[position] = None
-        output.args = (tuple(returned),)
+        copy.graph.output(copy.graph.graph_copy(graph.module.graph, named))
+        for node in copy.graph.find_nodes(op="call_function", target=torch.ops.meshwright.einsum.default):
+            node.target = contraction.written(node.args[0])
+        if deposits:
+            _deposit(copy.graph, {position: named[node] for position, node in deposited(graph).items()})
         copy.recompile()
         write_code(copy)
-        _known[micro.module] = copy
-    return _known[micro.module]
+        known[deposits] = copy
+    return known[deposits]
+
+
+def _deposit(graph: fx.Graph, gradients: Mapping[int, fx.Node]) -> None:
+    (output,) = graph.find_nodes(op="output")
+    returned = list(output.args[0])
+    for position, made in gradients.items():
+        with graph.inserting_after(made):
+            graph.call_function(deposit, (made, position))
+        returned[position] = None
+    output.args = (tuple(returned),)

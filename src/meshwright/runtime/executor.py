@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from meshwright.compiler.diagnostics import InternalError
-from meshwright.compiler.graph.adapter import write_code
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.runtime.accumulate import Taken
-from meshwright.runtime.deposit import depositing, taking
-from meshwright.runtime.finite import OnNonFinite
+from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings, input_dtype
 from meshwright.runtime.inplace import update_in_place
-from meshwright.runtime.step_executor import Feed, Local, RankCommunicator, StepExecutor
+from meshwright.runtime.step_executor import Feed, Local, Options, RankCommunicator, StepExecutor
 
 
 class Executor(StepExecutor):
@@ -29,21 +27,10 @@ class Executor(StepExecutor):
         rank_program: RankProgram,
         communicator: RankCommunicator,
         holdings: Holdings,
-        *,
-        on_non_finite: OnNonFinite = "stop",
-        keep_gradients: bool = False,
-        device: torch.device | str = "cpu",
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            rank_program,
-            communicator,
-            holdings,
-            on_non_finite=on_non_finite,
-            keep_gradients=keep_gradients,
-            device=device,
-        )
-        write_code(rank_program.micro.module)
-        self._micro = depositing(rank_program.micro) if self.microbatches > 1 else rank_program.micro.module
+        super().__init__(rank_program, communicator, holdings, **options)
+        self._micro = runnable(rank_program.micro, deposits=self.microbatches > 1)
         self._in_place = update_in_place(rank_program.update)
         self._dtypes = {v: input_dtype(rank_program.update, v) for v in rank_program.update.signature.inputs}
 

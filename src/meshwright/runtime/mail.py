@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.runtime.communicator import ProcessCommunicator, named
 from meshwright.runtime.rendezvous import Rendezvous
+
+PACKED = 1 << 20
+"""Bytes up to which the tensors of a parcel go as one message: the norms of many gradients, say."""
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,51 @@ class ProcessMail:
 
     def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         operations: list[dist.P2POp] = []
-        counts: list[int] = []
+        messages: list[_Messages] = []
         for send, parcels in ((dist.isend, sends), (dist.irecv, receives)):
             for parcel in parcels:
-                full = [t for t in parcel.tensors if t.numel()]
-                operations += [dist.P2POp(send, t, parcel.rank) for t in full]
-                counts.append(len(full))
+                made = _messages(parcel, sent=send is dist.isend)
+                operations += [dist.P2POp(send, t, parcel.rank) for t in made.go]
+                messages.append(made)
         call = self._communicator.last_call
         with named(call):
             works = dist.batch_isend_irecv(operations) if operations else []
         if len(works) != len(operations):  # a backend that finishes all of a batch together
-            return [_UnderWay(works, call) for _ in counts]
+            return [_UnderWay(works, call, m) for m in messages]
         given = iter(works)
-        return [_UnderWay([next(given) for _ in range(count)], call) for count in counts]
+        return [_UnderWay([next(given) for _ in m.go], call, m) for m in messages]
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """The tensors that go or that are received into, and those that a packed one is taken apart into once it came."""
+
+    go: Sequence[Tensor]
+    packed: Sequence[Tensor] = ()
+
+
+def _messages(parcel: Parcel, *, sent: bool) -> _Messages:
+    """Both sides find the same, for they know the same shapes and dtypes."""
+    full = [t for t in parcel.tensors if t.numel()]
+    if len(full) < 2 or len({t.dtype for t in full}) > 1 or sum(t.nbytes for t in full) > PACKED:
+        return _Messages(full)
+    if sent:
+        return _Messages([torch.cat([t.reshape(-1) for t in full])])
+    return _Messages([full[0].new_empty(sum(t.numel() for t in full))], full)
 
 
 @dataclass(frozen=True)
 class _UnderWay:
     works: Sequence[dist.Work]
     call: str
+    messages: _Messages
 
     def wait(self) -> None:
         with named(self.call):
             for work in self.works:
                 work.wait()
+        if packed := self.messages.packed:
+            (came,) = self.messages.go
+            parts = torch.split(came, [t.numel() for t in packed])
+            for tensor, part in zip(packed, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))

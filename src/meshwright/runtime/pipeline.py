@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph import collectives
-from meshwright.compiler.graph.adapter import write_code
 from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -19,13 +19,12 @@ from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
 from meshwright.runtime.accumulate import Accumulator, Taken
-from meshwright.runtime.deposit import depositing, taking
-from meshwright.runtime.finite import OnNonFinite
+from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.mail import Mail, Parcel
 from meshwright.runtime.mailroom import Mailroom
 from meshwright.runtime.stage_update import StageUpdate
-from meshwright.runtime.step_executor import Feed, Local, RankCommunicator, StepExecutor
+from meshwright.runtime.step_executor import Feed, Local, Options, RankCommunicator, StepExecutor
 from meshwright.runtime.two_directions import put_together
 
 
@@ -40,26 +39,15 @@ class PipelineExecutor(StepExecutor):
         communicator: RankCommunicator,
         mail: Mail,
         holdings: Holdings,
-        *,
-        on_non_finite: OnNonFinite = "stop",
-        keep_gradients: bool = False,
-        device: torch.device | str = "cpu",
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            rank_program,
-            communicator,
-            holdings,
-            on_non_finite=on_non_finite,
-            keep_gradients=keep_gradients,
-            device=device,
-        )
+        super().__init__(rank_program, communicator, holdings, **options)
         self.mail = mail
         self._pipe = communicator.coordinate(PIPE)
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
         for number in rank_program.held_by(self._pipe):
             for kind, graph in rank_program.stages[number].passes.items():
-                write_code(graph.module)
-                self._modules[number, kind] = depositing(graph) if self.microbatches > 1 else graph.module
+                self._modules[number, kind] = runnable(graph, deposits=self.microbatches > 1)
         self._program = rank_program.programs[self._pipe]
         self._actions = {
             i.name: parse_rows(i.name)[0][0] for i in self._program if isinstance(i, Compute) and i.name != UPDATE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -62,6 +62,14 @@ class StepResult:
     results: Mapping[str, Local] = field(default_factory=dict)
 
 
+class Options(TypedDict, total=False):
+    """How steps are run: ``on_non_finite`` ``"stop"``, ``keep_gradients`` False, ``device`` ``"cpu"`` unless given."""
+
+    on_non_finite: OnNonFinite
+    keep_gradients: bool
+    device: torch.device | str
+
+
 class StepExecutor(ABC):
     """Runs the steps of one rank. Parameters and optimizer state are updated in place in ``holdings``."""
 
@@ -70,19 +78,16 @@ class StepExecutor(ABC):
         rank_program: Compiled,
         communicator: RankCommunicator,
         holdings: Holdings,
-        *,
-        on_non_finite: OnNonFinite = "stop",
-        keep_gradients: bool = False,
-        device: torch.device | str = "cpu",
+        **options: Unpack[Options],
     ) -> None:
         self.rank_program = rank_program
         self.communicator = communicator
         self.holdings = holdings
-        self.on_non_finite: Literal["stop", "warn"] = on_non_finite
-        self.keep_gradients = keep_gradients
+        self.on_non_finite: Literal["stop", "warn"] = options.get("on_non_finite", "stop")
+        self.keep_gradients = options.get("keep_gradients", False)
         self.gradients: dict[str, Tensor] = {}
         """The gradients of the last step as ``update`` got them, if ``keep_gradients``."""
-        self.device = torch.device(device)
+        self.device = torch.device(options.get("device", "cpu"))
         self.microbatches = rank_program.plan.microbatches
         self._offloads = any(on_host(graph) for graph in rank_program.update_graphs)
         self._constants: dict[tuple[str, Sharding], Tensor] = {}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -63,19 +64,44 @@ def kernel_form(equation: str) -> str:
     return "general"
 
 
+def _linear(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    return F.linear(x, y)
+
+
+def _matmul(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x, y)
+
+
+def _outer(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    return torch.mm(x.reshape(-1, x.shape[-1]).t(), y.reshape(-1, y.shape[-1]))
+
+
+def _outer_swapped(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    return torch.mm(y.reshape(-1, y.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+
+
+def _general(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    return torch.einsum(equation, x, y).contiguous()
+
+
+_FORMS: dict[str, Callable[[str, Tensor, Tensor], Tensor]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "outer": _outer,
+    "outer_swapped": _outer_swapped,
+    "general": _general,
+}
+
+
+def written(equation: str) -> Callable[[str, Tensor, Tensor], Tensor]:
+    """The function that computes the equation, of operands that are known to fit: what the op does, without its
+    dispatch and checks, which cost as much as a small product."""
+    return _FORMS[kernel_form(equation)]
+
+
 def _einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
     sizes(equation, x, y)
-    form = kernel_form(equation)
-    if form == "linear":
-        return F.linear(x, y)
-    if form == "matmul":
-        return torch.matmul(x, y)
-    if form == "outer":
-        return torch.mm(x.reshape(-1, x.shape[-1]).t(), y.reshape(-1, y.shape[-1]))
-    if form == "outer_swapped":
-        return torch.mm(y.reshape(-1, y.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
-    made = torch.einsum(equation, x, y)
-    return made.contiguous()
+    return written(equation)(equation, x, y)
 
 
 def _einsum_fake(equation: str, x: Tensor, y: Tensor) -> Tensor:
