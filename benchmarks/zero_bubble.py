@@ -22,7 +22,9 @@ from itertools import groupby, pairwise, permutations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published.rows import OWN, Unreadable, optional, part, read
+from benchmarks.published.fields import optional, part
+from benchmarks.published.reading import OWN, read
+from benchmarks.published.rows import Unreadable
 from meshwright.compiler.schedules.catalogue import make, modules
 from meshwright.compiler.schedules.request import Costs, Request
 from meshwright.compiler.schedules.simulate import simulate

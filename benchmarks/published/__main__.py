@@ -23,8 +23,9 @@ from benchmarks.published.fit import chosen, fit, fit_in_flight, fit_rates, fitt
 from benchmarks.published.fitted import FITTED, RATES
 from benchmarks.published.predict import clusters, predicted, simulated
 from benchmarks.published.programs import Programs, Summary, prepare
+from benchmarks.published.reading import OWN, parse_all, read
 from benchmarks.published.report import as_json, as_text
-from benchmarks.published.rows import OWN, Row, Skipped, Unreadable, parse_all, read
+from benchmarks.published.rows import Row, Skipped, Unreadable
 from benchmarks.published.score import RULE, Scored, chosen_for_fitting
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.summary import RankSummary

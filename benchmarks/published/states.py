@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.published.fields import optional, part, source_of
 from benchmarks.published.modules import parameters
 from benchmarks.published.programs import Programs
-from benchmarks.published.rows import Habits, Layout, Machine, Row, Shape, optional, part, source_of
+from benchmarks.published.rows import Habits, Layout, Machine, Row, Shape
 from meshwright.compiler.summary import RankSummary
 
 SMALL = Shape("gpt", 2, 1024, 8, 8, 4096, 4096, 1024)

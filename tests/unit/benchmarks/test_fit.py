@@ -11,7 +11,8 @@ from benchmarks.published import plans
 from benchmarks.published.fit import Priced, fit, fitted_rows
 from benchmarks.published.fitted import FITTED, LIST
 from benchmarks.published.predict import simulated
-from benchmarks.published.rows import OWN, Row, parse, read
+from benchmarks.published.reading import OWN, parse, read
+from benchmarks.published.rows import Row
 from benchmarks.published.score import chosen_for_fitting
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.summary import Buffer, GraphSummary, Item, Kernel, RankSummary

@@ -13,7 +13,8 @@ import pytest
 from benchmarks.published import __main__ as command
 from benchmarks.published import modules, plans, states
 from benchmarks.published.programs import Programs
-from benchmarks.published.rows import OWN, Row, Unreadable, parse, parse_all, read
+from benchmarks.published.reading import OWN, parse, parse_all, read
+from benchmarks.published.rows import Row, Unreadable
 from benchmarks.published.score import Predicted, Scored, errors, feasibility, spearman, sweeps
 from meshwright.compiler.memory import memory
 from meshwright.compiler.plan import Recompute

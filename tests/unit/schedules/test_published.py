@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import zero_bubble
-from benchmarks.published.rows import OWN, read
+from benchmarks.published.reading import OWN, read
 from benchmarks.zero_bubble import Outcome, Row, apart, handing_over, outcomes, rows, simulated
 from meshwright.compiler.schedules.catalogue import make
 from meshwright.compiler.schedules.request import Costs, Request
