@@ -7,8 +7,6 @@ Measured as :mod:`benchmarks.step_time` does: all processes alive at once, conte
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +25,7 @@ from benchmarks.step_time import (
     build_batch,
     build_model,
     build_optimizer,
-    measure,
-    table,
+    run,
 )
 
 MICROBATCHES = 8
@@ -130,21 +127,10 @@ for name, (theirs, virtual, ours) in PAIRS.items():
     BASELINE[f"Meshwright {ours}"] = f"PyTorch {name}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="steps per round and contender")
-    parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
-    given = parser.parse_args()
-    found = measure("benchmarks.pipeline_time", given.ranks, given.rounds, given.steps, given.only)
-    print(
-        f"\nLlama of {LAYERS_OF_A_RANK * given.ranks} layers, width {WIDTH}, float32; batch {BATCH} x {TIME} tokens in"
-        f" {MICROBATCHES} microbatches; AdamW (no foreach, not fused), clip {CLIP}; {given.ranks} gloo processes of 1"
-        f" thread each on {os.cpu_count()} cores; median of {given.rounds} rounds of {given.steps} steps\n"
-    )
-    print(table(found, BASELINE))
+def in_words(ranks: int) -> str:
+    layers = LAYERS_OF_A_RANK * ranks
+    return f"{layers} layers, width {WIDTH}; batch {BATCH} x {TIME} tokens in {MICROBATCHES} microbatches"
 
 
 if __name__ == "__main__":
-    main()
+    run("benchmarks.pipeline_time", __doc__, BASELINE, in_words)

@@ -244,23 +244,28 @@ def table(found: dict[str, Measured], baseline: Mapping[str, str]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(module: str, description: str | None, baseline: Mapping[str, str], model: Callable[[int], str]) -> None:
+    """Read the command line, measure contenders of a module and print their table. ``model``: in words, by ranks."""
+    contenders = list(importlib.import_module(module).CONTENDERS)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="steps per round and contender")
-    parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=list(CONTENDERS))
-    arguments = parser.parse_args()
-    found = measure("benchmarks.step_time", arguments.ranks, arguments.rounds, arguments.steps, arguments.only)
-    parameters = sum(p.numel() for p in build_model().parameters())
+    parser.add_argument("--only", nargs="*", choices=contenders, default=contenders)
+    given = parser.parse_args()
+    found = measure(module, given.ranks, given.rounds, given.steps, given.only)
     print(
-        f"\nLlama of {LAYERS} layers, width {WIDTH}, {parameters / 1e6:.1f} M parameters, float32;"
-        f" batch {BATCH} x {TIME} tokens; AdamW (no foreach, not fused), clip {CLIP};"
-        f" {arguments.ranks} gloo processes of 1 thread each on {os.cpu_count()} cores;"
-        f" median of {arguments.rounds} rounds of {arguments.steps} steps\n"
+        f"\nLlama of {model(given.ranks)}, float32; AdamW (no foreach, not fused), clip {CLIP}; {given.ranks} gloo"
+        f" processes of 1 thread each on {os.cpu_count()} cores; median of {given.rounds} rounds of"
+        f" {given.steps} steps\n"
     )
-    print(table(found, BASELINE))
+    print(table(found, baseline))
+
+
+def in_words(ranks: int) -> str:
+    parameters = sum(p.numel() for p in build_model().parameters())
+    return f"{LAYERS} layers, width {WIDTH}, {parameters / 1e6:.1f} M parameters; batch {BATCH} x {TIME} tokens"
 
 
 if __name__ == "__main__":
-    main()
+    run("benchmarks.step_time", __doc__, BASELINE, in_words)

@@ -32,7 +32,6 @@ from meshwright.arguments import (
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
-from meshwright.compiler.graph.adapter import mark_stepped
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.passes.pipeline import compile_plan
@@ -42,6 +41,7 @@ from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_fi
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
 from meshwright.frontend.capture.fingerprint import hashes_of
+from meshwright.groups import ParameterGroups
 from meshwright.planning import AUTO, cluster_of, plan_program
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint_planner import Shards
@@ -132,10 +132,9 @@ class Step:
         self.norm: float | None = None
         """The global gradient norm of the last step, before clipping."""
         self._engine = engine
-        self._optimizers = optimizers
+        self._groups = ParameterGroups(optimizers, rank_program.program)
         self._fixed = fixed  # numbers and strings of the batch, which are a part of the program
         self._passing = passing  # buffers that the model itself leaves out of its state dict
-        self._settings = _settings(optimizers, rank_program.program)
 
     @property
     def plan(self) -> Plan:
@@ -151,33 +150,11 @@ class Step:
         call = as_call(batch)
         found = tensors(call)
         check_fixed(call, self._fixed)
-        self._check_groups()
-        scalars = {n: float(self._group(n)) for n in self.rank_program.program.scalars}
-        result = self._engine.step(found, self.steps, scalars)
+        result = self._engine.step(found, self.steps, self._groups.scalars())
         self.steps += 1
         self.norm = result.norm
-        for optimizer in self._optimizers:
-            mark_stepped(optimizer)
+        self._groups.mark_stepped()
         return torch.tensor(result.loss, dtype=torch.float64)
-
-    def _check_groups(self) -> None:
-        """Refuse a change of the optimizer that the compiled step would not follow. Raises E0650."""
-        now = _settings(self._optimizers, self.rank_program.program)
-        for name in [*self._settings, *now]:
-            if name not in now or name not in self._settings or now[name] != self._settings[name]:
-                group, _, entry = name.partition("/")
-                raise error(
-                    "E0650",
-                    f"'{entry}' of the optimizer's parameter group {group} was changed after the step was compiled",
-                    None,
-                    "leave it alone (of a scheduler: cycle_momentum=False), or save, make a new step, and load",
-                )
-
-    def _group(self, scalar: str) -> float:
-        group, _, entry = scalar.partition("/")
-        groups = [g for optimizer in self._optimizers for g in optimizer.param_groups]
-        value: float = groups[int(group)][entry]
-        return value
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole weights and buffers, named as in ``model.state_dict()``. All ranks call it together."""
@@ -192,18 +169,6 @@ class Step:
         record = checkpoint.load(self._engine.shards(), Path(folder))
         self.steps = record.step
         self._engine.seed = record.seed
-
-
-def _settings(optimizers: Sequence[torch.optim.Optimizer], program: StepProgram) -> dict[str, object]:
-    """What the compiled update has as constants: the entries of parameter groups that are not fed at each step."""
-    groups = [(o, group) for o in optimizers for group in o.param_groups]
-    return {
-        name: value
-        for number, (owner, group) in enumerate(groups)
-        for entry, value in group.items()
-        # what schedulers and the user note down in a group is not read by the optimizer
-        if entry in owner.defaults and (name := f"{number}/{entry}") not in program.scalars
-    }
 
 
 class _Virtual:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,19 @@ def test_the_planner_chooses() -> None:
     assert made.plan.reasons
     expected = eager_steps(language(), 1)[0]
     assert abs(float(made(batch(0))) - expected) < 1e-9
+
+
+def test_a_model_and_an_optimizer_that_nobody_keeps_are_freed() -> None:
+    model = language()
+    optimizer = adamw(model)
+    step = meshwright.parallelize(model, optimizer=optimizer, batch=batch(0), plan="fsdp", virtual=4)
+    optimizer.param_groups[0]["lr"] = 0.0
+    step(batch(0))
+    before = step.full_state_dict()
+    weights = {name: weakref.ref(p) for name, p in model.named_parameters()}
+    del model, optimizer
+    gc.collect()
+    assert not any(w() is not None for w in weights.values())
+    step(batch(1))
+    after = step.full_state_dict()  # the rate that was seen last is still zero
+    close({name: after[name] for name in weights}, {name: before[name] for name in weights})
