@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+gc.set_threshold(100_000, 20, 50)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what was got into the golden files")
@@ -23,6 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files shall be renewed instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_kept_is_no_garbage() -> Iterator[None]:
+    """A worker keeps gigabytes of captured programs for further tests: each collection that looked through them, those
+    that tests of memory ask for above all, would take seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshwright.arguments import checked_precision
+from meshwright.compiler import collector
 from meshwright.compiler.analysis.blocks import Folded, Unknown, fold
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.cluster_file import read_cluster
@@ -128,6 +129,7 @@ def plan_program(
     return replace(found, seconds={"fold": middle - began, **found.seconds})
 
 
+@collector.rarely()
 def plan_folded(
     folded: Folded,
     cluster: Cluster,

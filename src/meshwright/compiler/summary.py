@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.compiler.mesh import Mesh
 
@@ -137,6 +137,8 @@ class GraphSummary:
     buffers: tuple[Buffer, ...]
     results: frozenset[int] = frozenset()
     """The items whose results leave the graph."""
+    found: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What has been read off the graph already, by whoever reads it more than once."""
 
 
 @dataclass(frozen=True)

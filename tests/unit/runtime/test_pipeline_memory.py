@@ -44,13 +44,13 @@ def without_staging(ranks: int) -> Cluster:
 @pytest.mark.parametrize(
     "plan",
     [
-        "pp=2,micro=4",
+        pytest.param("pp=2,micro=4", marks=pytest.mark.slow),
         "pp=2,tp=2,micro=4,schedule=zb-h1",
         "pp=2,ddp=2,micro=4,schedule=interleaved",
         "pp=2,micro=4,recompute",
-        "pp=4,fsdp=2,micro=4",
+        pytest.param("pp=4,fsdp=2,micro=4", marks=pytest.mark.slow),
         "pp=2,fsdp=2,micro=4,selective",
-        "pp=2,micro=8,schedule=dualpipe-v",
+        pytest.param("pp=2,micro=8,schedule=dualpipe-v", marks=pytest.mark.slow),
     ],
 )
 def test_peak_memory_is_as_predicted(plan: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from meshwright.compiler import collector
 from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning
 from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import Layout, LocalGraph, RankProgram
@@ -26,6 +27,7 @@ from meshwright.compiler.passes.verify_shapes import verify_shapes
 from meshwright.compiler.plan import Offload, Plan
 
 
+@collector.rarely()
 def compile_step(
     program: StepProgram,
     plan: Plan,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.program import Signature, Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Sharding
@@ -135,7 +136,7 @@ def _piece(
     graph.output(tuple(node for _, node, _ in outputs))
     graph.lint()
     signature = Signature(tuple(inputs), tuple(value for value, _, _ in outputs))
-    made_graph = LocalGraph(fx.GraphModule(local.module, graph), signature, inputs, {v: s for v, _, s in outputs})
+    made_graph = LocalGraph(graph_module(local.module, graph), signature, inputs, {v: s for v, _, s in outputs})
     return Piece(made_graph, {n.name: source[place, n] for n in reads if (place, n) in source})
 
 

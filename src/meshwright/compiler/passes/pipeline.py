@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.compiler import collector
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
 from meshwright.compiler.graph.program import StepProgram, Value
@@ -22,6 +23,7 @@ from meshwright.compiler.plan import PIPE, Plan
 from meshwright.compiler.schedules.of_plan import schedule_of
 
 
+@collector.rarely()
 def compile_plan(program: StepProgram, plan: Plan, *, verify: bool = True) -> Compiled:
     """What the ranks run: the program of all of them, or of each stage where the plan has a pipeline.
 

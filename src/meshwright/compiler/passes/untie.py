@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from meshwright.compiler.diagnostics import InternalError, error
+from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.program import Graph, Parameter, Signature, StepProgram, Value, annotation
 from meshwright.compiler.passes.stages import assign
 
@@ -97,7 +98,7 @@ def _micro(
     output.args = (tuple(returned),)
     graph.eliminate_dead_code()
     graph.lint()
-    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), tuple(outputs))), found
+    return Graph(graph_module(old.module, graph), Signature(tuple(inputs), tuple(outputs))), found
 
 
 def _in_stage(place: Mapping[fx.Node, tuple[int, Any]], stage: int, node: fx.Node) -> bool:
@@ -175,7 +176,7 @@ def _update(old: Graph, uses: Mapping[str, _Uses]) -> Graph:
                 copy, gradient = _more(graph, gradient, stage)
                 inputs.insert(_position(graph, copy), Value("gradient", copy_name(name, stage)))
     graph.lint()
-    return Graph(fx.GraphModule(old.module, graph), Signature(tuple(inputs), old.signature.outputs))
+    return Graph(graph_module(old.module, graph), Signature(tuple(inputs), old.signature.outputs))
 
 
 def _more(graph: fx.Graph, gradient: fx.Node, stage: int) -> tuple[fx.Node, fx.Node]:

@@ -22,14 +22,40 @@ _APART = ("aten._log_softmax.default", "aten._log_softmax_backward_data.default"
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
 
 
-def fused(graph: GraphSummary, fusion: str) -> dict[int, Kernel]:
+def fused(graph: GraphSummary, fusion: str) -> Mapping[int, Kernel]:
     """The kernels that are launched, by the position of their first op."""
+    key = ("fused", fusion)
+    if key not in graph.found:
+        graph.found[key] = _fused(graph, fusion)
+    found: Mapping[int, Kernel] = graph.found[key]
+    return found
+
+
+def joined(graph: GraphSummary, fusion: str) -> Sequence[Sequence[int]]:
+    """The positions of ops that are one kernel together, two or more of them."""
+    key = ("joined", fusion)
+    if key not in graph.found:
+        graph.found[key] = _joined_ops(graph, fusion)
+    found: Sequence[Sequence[int]] = graph.found[key]
+    return found
+
+
+def read_by(graph: GraphSummary) -> Mapping[int, set[int]]:
+    """By item: the items that read its result, also by way of views of it; the number of items if it leaves the
+    graph."""
+    _, whole, readers = _reading(graph)
+    found = {position: set(read) for position, read in readers.items()}
+    for position in graph.results:
+        found.setdefault(whole[position], set()).add(len(graph.items))
+    return found
+
+
+def _fused(graph: GraphSummary, fusion: str) -> dict[int, Kernel]:
     kernels = {p: i.work for p, i in enumerate(graph.items) if isinstance(i.work, Kernel) and i.work.kind != "view"}
     if fusion == "none":
         return kernels
     kernels = {position: replace(kernel, parts=()) for position, kernel in kernels.items()}
-    sources, whole = _sources(graph.items)
-    readers = _readers(graph.items, sources)
+    sources, whole, readers = _reading(graph)
     leaving = {whole[p] for p in graph.results}
     found = dict(kernels)
     for group in joined(graph, fusion):
@@ -39,12 +65,10 @@ def fused(graph: GraphSummary, fusion: str) -> dict[int, Kernel]:
     return found
 
 
-def joined(graph: GraphSummary, fusion: str) -> list[list[int]]:
-    """The positions of ops that are one kernel together, two or more of them."""
+def _joined_ops(graph: GraphSummary, fusion: str) -> list[list[int]]:
     if fusion == "none":
         return []
-    sources, _ = _sources(graph.items)
-    readers = _readers(graph.items, sources)
+    sources, _, readers = _reading(graph)
     return [
         group
         for stretch in _between_waits(graph.items)
@@ -53,13 +77,15 @@ def joined(graph: GraphSummary, fusion: str) -> list[list[int]]:
     ]
 
 
-def read_by(graph: GraphSummary) -> dict[int, set[int]]:
-    """By item: the items that read its result, also by way of views of it; the number of items if it leaves the
-    graph."""
-    sources, whole = _sources(graph.items)
-    found = _readers(graph.items, sources)
-    for position in graph.results:
-        found.setdefault(whole[position], set()).add(len(graph.items))
+_Reading = tuple[list[tuple[int, ...]], list[int], dict[int, set[int]]]
+
+
+def _reading(graph: GraphSummary) -> _Reading:
+    """What :func:`_sources` and :func:`_readers` say of a graph."""
+    if "reading" not in graph.found:
+        sources, whole = _sources(graph.items)
+        graph.found["reading"] = sources, whole, _readers(graph.items, sources)
+    found: _Reading = graph.found["reading"]
     return found
 
 

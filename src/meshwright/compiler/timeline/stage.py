@@ -72,7 +72,7 @@ class StageUse:
     """The pass that gives the gradients of the weights."""
     first: Passed
     """That pass of the first microbatch, whose gradients stay to be added to."""
-    update: Passed
+    updating: Callable[[], Passed] = field(repr=False, compare=False)
     held: Mapping[str, int]
     """By kind, throughout; with gradient accumulators."""
     until_input: Mapping[str, int]
@@ -89,6 +89,10 @@ class StageUse:
         f, i, w = (self.passes[kind].seconds for kind in PASSES)
         return f, i, w
 
+    @cached_property
+    def update(self) -> Passed:
+        return self.updating()
+
 
 @dataclass
 class StagePricer:
@@ -98,6 +102,8 @@ class StagePricer:
     cluster: Cluster
     execution: Execution
     _known: dict[Shape, StageUse] = field(default_factory=dict)
+    _graphs: dict[tuple[str, frozenset[tuple[str, str]]], GraphSummary] = field(default_factory=dict)
+    """What is left of a graph in stages that have the same places, however often."""
     _prologue: Passed | None = None
 
     def __post_init__(self) -> None:
@@ -129,19 +135,28 @@ class StagePricer:
         giving: Pass = "W" if summary.passes["W"].items else "I"
         for kind in PASSES:
             added = held["gradients"] if kind == giving and summary.microbatches > 1 else 0
-            passes[kind] = self._played(self._rank(cut.graph(summary.passes[kind]), cut.repeats, added))
-        graph = _staying(cut.graph(summary.passes[giving]), cut.repeats, held["gradients"])
-        first = self._rank(graph, cut.repeats)
+            passes[kind] = self._played(self._rank(self._cut(kind, summary.passes[kind], cut), cut.repeats, added))
+
+        def first() -> Memory:
+            graph = _staying(self._cut(giving, summary.passes[giving], cut), cut.repeats, held["gradients"])
+            return self._memory(self._rank(graph, cut.repeats))
+
         return StageUse(
             passes=passes,
             giving=giving,
-            first=replace(passes[giving], measure=lambda: self._memory(first)),
-            update=self._played(self._rank(cut.graph(summary.update), cut.repeats)),
+            first=replace(passes[giving], measure=first),
+            updating=lambda: self._played(self._rank(self._cut("update", summary.update, cut), cut.repeats)),
             held=dict(held),
             until_input=dict(kept.get(("F", "I"), {})),
             until_weights=dict(kept.get(("F", "W"), {})),
             between=dict(kept.get(("I", "W"), {})),
         )
+
+    def _cut(self, name: str, graph: GraphSummary, cut: Cut) -> GraphSummary:
+        key = name, cut.places(graph)
+        if key not in self._graphs:
+            self._graphs[key] = cut.graph(graph)
+        return self._graphs[key]
 
     def _rank(self, graph: GraphSummary, repeats: Mapping[str, int], accumulators: int = 0) -> RankSummary:
         summary = self.summary
@@ -226,6 +241,13 @@ class Cut:
             return int(home == EVERYWHERE or home in self._homes)
         around = next((b for b in self._blocks if within(block, b)), None)
         return 1 if around is None else self._counts.get(around, 0)
+
+    def places(self, graph: GraphSummary) -> frozenset[tuple[str, str]]:
+        """The blocks and homes of a graph that the stage has."""
+        if "places" not in graph.found:
+            items, buffers = graph.items, graph.buffers
+            graph.found["places"] = {(i.block, i.home) for i in items} | {(b.block, b.home) for b in buffers}
+        return frozenset(place for place in graph.found["places"] if self.times(*place))
 
     def graph(self, graph: GraphSummary) -> GraphSummary:
         """The items and buffers of the stage."""

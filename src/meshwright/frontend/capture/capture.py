@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from meshwright.compiler import collector
 from meshwright.compiler.graph.fake import fake_tensor
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, Value
 from meshwright.compiler.plan import Precision
@@ -29,6 +30,7 @@ from meshwright.frontend.capture.tidy import tidy
 from meshwright.frontend.capture.update import Optimizers, Owner, capture_update, owners
 
 
+@collector.rarely()
 def capture(
     model: nn.Module,
     batch: Any,

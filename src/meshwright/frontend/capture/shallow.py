@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.compiler import collector
 from meshwright.compiler.analysis.blocks import Folded, Unknown, fold
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.plan import Precision
@@ -42,6 +43,7 @@ class Cut:
     absent: Mapping[str, tuple[str, ...]]
 
 
+@collector.rarely()
 def capture_folded(
     model: nn.Module,
     batch: Any,
