@@ -188,7 +188,7 @@ class StepExecutor(ABC):
         """For an output; of gradients in the dtype in which the plan reduces them."""
         dtype = None
         if value.kind == "gradient" and self.microbatches > 1:
-            dtype = PRECISIONS[self.rank_program.plan.precision.reduce]
+            dtype = PRECISIONS[self.rank_program.plan.accumulate]
         return Accumulator(sharding, self.communicator.mesh, dtype)
 
 

@@ -23,6 +23,7 @@ from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
+from meshwright.compiler.passes.widen_reductions import Widening, widen_reductions, widening_of
 from meshwright.compiler.plan import Offload, Plan
 
 
@@ -46,7 +47,7 @@ def compile_step(
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
-    local = partial(_local, known, verify, raw=raw)
+    local = partial(_local, known, verify, widening_of(plan), raw=raw)
 
     prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan))
     micro = local(
@@ -72,6 +73,7 @@ def compile_step(
 def _local(
     known: KnownGraphs,
     verify: bool,
+    widening: Widening | None,
     graph: Graph,
     mesh: Mesh,
     placement: Placement,
@@ -88,10 +90,13 @@ def _local(
         placed = propagate(graph, mesh, placement, sequence=sequence, whole_contractions=whole_contractions, warn=_warn)
         if verify:
             verify_owed(placed, mesh)
-        made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
+        made = verify_shapes(lower(placed, mesh), mesh, meta=not verify)
+        if widening is not None:
+            made = verify_shapes(widen_reductions(made, mesh, widening), mesh, meta=not verify)
+        made = in_turn(made)
         return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, sequence, whole_contractions, prefetch, on_host, raw)
+    options = (verify, widening, sequence, whole_contractions, prefetch, on_host, raw)
     return known.local(graph, mesh, placement, options, make)
 
 

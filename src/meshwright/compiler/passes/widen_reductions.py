@@ -1,0 +1,203 @@
+"""Take sums in fp32 that half precision would spoil, and round them once.
+
+A sum over ranks is rewritten so that its partial sums are never rounded: the addends are sent to whoever keeps the sum,
+in their own dtype, and added in fp32 (an all-to-all, of as many bytes as a reduce-scatter; an all-reduce gathers the
+rounded sums after). Messages too small for that, and addends that are there in fp32 when the plan reduces in fp32,
+go as fp32. A cast that stood before the sum stands after it, one to fp32 that followed it falls away, and of two sums
+that follow each other the second takes the first one's fp32.
+
+Sums within a rank follow in :mod:`meshwright.compiler.passes.widen_accumulators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.numerics.casts import CAST, HALVES, dtype_of, half, is_view, narrows, shape_of, widens
+from meshwright.compiler.numerics.rank_sums import MOST, RankSum, rank_sums
+from meshwright.compiler.passes.widen_accumulators import widen_accumulators
+from meshwright.compiler.plan import HALVES as HALF_NAMES
+from meshwright.compiler.plan import Plan
+
+LEAST_PART = 4096
+"""Bytes for each peer from which an all-reduce is worth two messages; smaller ones are sent in fp32."""
+WIDE = torch.float32
+
+
+@dataclass(frozen=True)
+class Widening:
+    """What a plan says of how sums are widened."""
+
+    wide_totals: bool
+    """Whether gradients were added up in fp32 over several microbatches."""
+    sends_half: bool
+    """Whether the plan wants gradients sent in half precision."""
+
+
+def widening_of(plan: Plan) -> Widening | None:
+    """How the sums of a plan are widened; None where its ``numerics`` leaves them as they are."""
+    if plan.numerics != "safe":
+        return None
+    return Widening(plan.microbatches > 1, plan.precision.reduce in HALF_NAMES)
+
+
+def widen_reductions(local: LocalGraph, mesh: Mesh, how: Widening) -> LocalGraph:
+    """The same graph with its sums in half precision widened.
+
+    Needs shapes in ``meta["val"]``; those of new nodes are left to :func:`verify_shapes`.
+    """
+    graph = local.module.graph
+    if how.wide_totals:
+        _take_wide_totals(local)
+    widen_accumulators(graph)
+    found = _Sums(graph, mesh, how)
+    for one in [s for s in rank_sums(graph, mesh) if half(s.source)]:
+        found.widen(one)
+    if how.wide_totals:
+        _give_wide_parts(local, found.wide)
+    graph.eliminate_dead_code()
+    graph.lint()
+    local.module.recompile()
+    return local
+
+
+def _take_wide_totals(local: LocalGraph) -> None:
+    """Let an update take gradients in fp32, as they were added up over the microbatches, and round them itself."""
+    graph = local.module.graph
+    if not any(value.kind == "parameter" for value in local.signature.outputs):
+        return
+    for node, value in zip(graph.find_nodes(op="placeholder"), local.signature.inputs, strict=True):
+        dtype = dtype_of(node)
+        if value.kind == "gradient" and dtype in HALVES and node.users:
+            users = list(node.users)
+            low = _cast_after(node, dtype)
+            node.meta["val"] = node.meta["val"].to(WIDE)
+            annotation(node).dtype = WIDE
+            for user in users:
+                user.replace_input_with(node, low)
+
+
+def _give_wide_parts(local: LocalGraph, wide: Mapping[fx.Node, fx.Node]) -> None:
+    """Let gradients leave in fp32 that are summed in it, as they are added up in it."""
+    (output,) = local.module.graph.find_nodes(op="output")
+    values: Any = output.args[0]
+    roles = zip(values, local.signature.outputs, strict=True)
+    output.args = (tuple(wide.get(node, node) if value.kind == "gradient" else node for node, value in roles),)
+
+
+@dataclass
+class _Sums:
+    graph: fx.Graph
+    mesh: Mesh
+    how: Widening
+
+    def __post_init__(self) -> None:
+        self.wide: dict[fx.Node, fx.Node] = {}
+        """By value in half precision: what it was rounded from."""
+
+    def widen(self, one: RankSum) -> None:
+        (given,) = one.node.all_input_nodes  # an earlier sum may have been replaced since
+        one = replace(one, source=given)
+        narrow = dtype_of(given)
+        source = self._wide(given, one.node)
+        if narrow is None or (source is None and one.count <= MOST):
+            return
+        small = one.kind == "all-reduce" and one.elements * narrow.itemsize < LEAST_PART * one.count
+        if source is None and small:
+            source = self._cast(one.source, one.node, WIDE)
+        if source is not None:
+            with self.graph.inserting_before(one.node):
+                arguments: tuple[Any, ...] = one.node.args
+                made = self._like(one.node, one.node.target, (source, *arguments[1:]), WIDE)
+            self._round(one.node, made, narrow)
+        elif one.kind == "reduce-scatter":
+            self._send_addends(one, narrow)
+        else:
+            self._send_and_gather(one, narrow)
+
+    def _send_addends(self, one: RankSum, narrow: torch.dtype) -> None:
+        """Whoever reads the sum in fp32 gets it as it was added."""
+        with self.graph.inserting_before(one.node):
+            arguments: tuple[Any, ...] = one.node.args
+            made = self._like(one.node, collectives.reduce_scatter_wide, (*arguments[:3], WIDE), WIDE)
+        self._round(one.node, made, narrow)
+
+    def _send_and_gather(self, one: RankSum, narrow: torch.dtype) -> None:
+        shape = list(shape_of(one.source))
+        reshape = torch.ops.aten.reshape.default
+        with self.graph.inserting_before(one.node):
+            flat = self._within(one.node, reshape, (one.source, [one.elements]))
+            sums = self._within(one.node, collectives.reduce_scatter_wide, (flat, 0, one.axes, narrow))
+            whole = self._within(one.node, collectives.all_gather, (sums, 0, one.axes, one.elements))
+            made = self._like(one.node, reshape, (whole, shape), narrow)
+        one.node.replace_all_uses_with(made)
+
+    def _round(self, before: fx.Node, made: fx.Node, narrow: torch.dtype) -> None:
+        """Let ``made``, in fp32, stand for ``before``, which was in half precision. It is rounded where it is first
+        read, so that messages beside it can be joined with it."""
+        low = self._cast(made, min(before.users, default=before), narrow)
+        low.meta["meshwright"] = replace(annotation(before), dtype=narrow)
+        before.replace_all_uses_with(low)
+        self.wide[low] = made
+        for user in list(low.users):
+            if widens(user) and user.kwargs.get("dtype") == WIDE:
+                user.replace_all_uses_with(made)
+
+    def _wide(self, node: fx.Node, reader: fx.Node) -> fx.Node | None:
+        """The value before it was rounded, if a sum should rather be taken of that."""
+        if node in self.wide:
+            return self.wide[node]
+        if narrows(node) and _is_total(node, reader) and not self.how.sends_half:
+            source = node.args[0]
+            return source if isinstance(source, fx.Node) else None
+        if is_view(node) and len(node.users) == 1:
+            inner = self._wide(node.all_input_nodes[0], node)
+            if inner is not None:
+                with self.graph.inserting_before(node):
+                    return self._like(node, node.target, (inner, *node.args[1:]), WIDE, node.kwargs)
+        return None
+
+    def _cast(self, node: fx.Node, before: fx.Node, dtype: torch.dtype) -> fx.Node:
+        with self.graph.inserting_before(before):
+            made = self.graph.call_function(CAST, (node,), {"dtype": dtype})
+        made.meta = {"meshwright": replace(annotation(node), dtype=dtype)}
+        return made
+
+    def _like(
+        self, node: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: Any = None
+    ) -> fx.Node:
+        made = self.graph.call_function(target, args, kwargs)
+        made.meta = {"meshwright": replace(annotation(node), dtype=dtype)}
+        return made
+
+    def _within(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        """A step on the way to the value of ``node``, which lies in no way that a sharding says."""
+        made = self.graph.call_function(target, args)
+        made.meta = {"meshwright": replace(annotation(node), shape=(), dtype=None, sharding=None)}
+        return made
+
+
+def _is_total(cast: fx.Node, reader: fx.Node) -> bool:
+    """Whether a cast only rounds a gradient on its way into the sum that the update takes of it."""
+    return annotation(cast).phase == "update" and set(cast.users) == {reader}
+
+
+def _cast_after(node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """A cast of an input of the update after all inputs; its readers are left as they are."""
+    place = node
+    while place.next.op == "placeholder":
+        place = place.next
+    with node.graph.inserting_after(place):
+        made = node.graph.call_function(CAST, (node,), {"dtype": dtype})
+    block = next((annotation(u).block for u in node.users if annotation(u).block), "")
+    made.meta = {"meshwright": replace(annotation(node), dtype=dtype, phase="update", block=block)}
+    return made
