@@ -11,7 +11,7 @@ from torch import fx
 
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.mesh import Mesh
-from meshwright.compiler.numerics.casts import half, is_view, narrows, shape_of
+from meshwright.compiler.numerics.casts import dtype_of, half, is_view, narrows, shape_of, widens
 
 SUMS = {
     collectives.all_reduce: "all-reduce",
@@ -67,7 +67,11 @@ def narrowed_before(source: fx.Node) -> fx.Node | None:
     """The cast to half precision that a sum's operand is nothing but a view of, if there is one."""
     while is_view(source):
         source = source.all_input_nodes[0]
-    return source if narrows(source) else None
+    if not narrows(source):
+        return None
+    before: Any = source.args[0]
+    # what has just been widened is rounded to itself
+    return None if widens(before) and dtype_of(before.args[0]) == dtype_of(source) else source
 
 
 def _axes(node: fx.Node) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
-from meshwright.compiler.passes.widen_reductions import Widening, widen_reductions, widening_of
+from meshwright.compiler.passes.widen_reductions import Widening, given_wide, widen_reductions, widening_of
 from meshwright.compiler.plan import Offload, Plan
 
 
@@ -47,16 +48,20 @@ def compile_step(
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
-    local = partial(_local, known, verify, widening_of(plan), raw=raw)
+    widening = widening_of(plan)
+    local = partial(_local, known, verify, raw=raw)
 
-    prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan))
+    prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan), widening=widening)
     micro = local(
         known.recomputed(program.micro, plan.recompute),
         plan.mesh.with_micro(plan.microbatches),
         _micro_placement(program, plan, layout),
         sequence=frozenset(plan.sequence),
         prefetch=plan.prefetch,
+        widening=widening,
     )
+    if widening is not None:
+        widening = replace(widening, given_wide=given_wide(program.micro, micro, widening))
     owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
     update = local(
         program.update,
@@ -65,6 +70,7 @@ def compile_step(
         whole_contractions=True,
         prefetch=plan.prefetch,
         on_host=plan.offload,
+        widening=widening,
     )
     final = {name: _with_gradient(lies, owed.get(Value("gradient", name))) for name, lies in layout.items()}
     return RankProgram(program, plan, plan.mesh, prologue, micro, update, layouts=final, state=state)
@@ -73,7 +79,6 @@ def compile_step(
 def _local(
     known: KnownGraphs,
     verify: bool,
-    widening: Widening | None,
     graph: Graph,
     mesh: Mesh,
     placement: Placement,
@@ -82,6 +87,7 @@ def _local(
     whole_contractions: bool = False,
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
+    widening: Widening | None = None,
     raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""

@@ -1,7 +1,7 @@
 """Sums within a rank that keep their partial sums in half precision, taken in fp32 and rounded once.
 
 Ops that were measured to accumulate so get their operands in fp32; a gradient that is added up term by term, of a
-parameter that is used many times, is added up in fp32.
+parameter that is used many times, is added up in fp32; and a sum that is divided afterwards is rounded then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.numerics.averages import factor, local_sum
 from meshwright.compiler.numerics.casts import CAST, HALVES, dtype_of, half, narrows
 from meshwright.compiler.numerics.local_sums import LowAccumulator, LowChain, low_accumulators, low_chains
 
@@ -25,6 +26,10 @@ def widen_accumulators(graph: fx.Graph) -> None:
         _widen_op(accumulator)
     for chain in low_chains(graph):
         _widen_chain(chain)
+    for node in graph.nodes:
+        source = local_sum(node) if node.op == "call_function" and factor(node) is not None else None
+        if source is not None:
+            _widen_average(node, source)
 
 
 def _widen_op(found: LowAccumulator) -> None:
@@ -58,6 +63,21 @@ def _widen_chain(chain: LowChain) -> None:
         node.meta.pop("val", None)
         annotation(node).dtype = WIDE
     _round(chain.last, dtype)
+
+
+def _widen_average(node: fx.Node, source: fx.Node) -> None:
+    """Let a sum be divided before it is rounded."""
+    dtype = dtype_of(node)
+    assert dtype is not None
+    source.kwargs = {**source.kwargs, "dtype": WIDE}
+    at = node
+    while True:
+        at.meta.pop("val", None)
+        annotation(at).dtype = WIDE
+        if at is source:
+            break
+        at = at.all_input_nodes[0]
+    _round(node, dtype)
 
 
 def _widened(source: fx.Node, reader: fx.Node) -> fx.Node:

@@ -19,9 +19,10 @@ import torch
 from torch import fx
 
 from meshwright.compiler.graph import collectives
-from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.graph.program import Graph, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.numerics.averages import factor
 from meshwright.compiler.numerics.casts import CAST, HALVES, dtype_of, half, is_view, narrows, shape_of, widens
 from meshwright.compiler.numerics.rank_sums import MOST, RankSum, rank_sums
 from meshwright.compiler.passes.widen_accumulators import widen_accumulators
@@ -37,9 +38,11 @@ WIDE = torch.float32
 class Widening:
     """What a plan says of how sums are widened."""
 
-    wide_totals: bool
-    """Whether gradients were added up in fp32 over several microbatches."""
-    sends_half: bool
+    adds_wide: bool
+    """Whether gradients are added up in fp32 over several microbatches."""
+    given_wide: frozenset[str] = frozenset()
+    """The gradients that the update gets in fp32: those that were added up so, or left ``micro`` as a sum in fp32."""
+    sends_half: bool = False
     """Whether the plan wants gradients sent in half precision."""
 
 
@@ -47,7 +50,7 @@ def widening_of(plan: Plan) -> Widening | None:
     """How the sums of a plan are widened; None where its ``numerics`` leaves them as they are."""
     if plan.numerics != "safe":
         return None
-    return Widening(plan.microbatches > 1, plan.precision.reduce in HALF_NAMES)
+    return Widening(plan.microbatches > 1, sends_half=plan.precision.reduce in HALF_NAMES)
 
 
 def widen_reductions(local: LocalGraph, mesh: Mesh, how: Widening) -> LocalGraph:
@@ -56,28 +59,43 @@ def widen_reductions(local: LocalGraph, mesh: Mesh, how: Widening) -> LocalGraph
     Needs shapes in ``meta["val"]``; those of new nodes are left to :func:`verify_shapes`.
     """
     graph = local.module.graph
-    if how.wide_totals:
-        _take_wide_totals(local)
+    _take_wide_totals(local, how.given_wide)
     widen_accumulators(graph)
     found = _Sums(graph, mesh, how)
     for one in [s for s in rank_sums(graph, mesh) if half(s.source)]:
         found.widen(one)
-    if how.wide_totals:
-        _give_wide_parts(local, found.wide)
+    _give_wide_parts(local, found.wide)
     graph.eliminate_dead_code()
     graph.lint()
     local.module.recompile()
     return local
 
 
-def _take_wide_totals(local: LocalGraph) -> None:
-    """Let an update take gradients in fp32, as they were added up over the microbatches, and round them itself."""
+def given_wide(graph: Graph, local: LocalGraph, how: Widening) -> frozenset[str]:
+    """Of the gradients that ``graph`` gives in half precision, those that the update gets in fp32 once it is the
+    ``local`` one."""
+    found = set()
+    wide = dict(zip(local.signature.outputs, _returned(local.module.graph), strict=True))
+    for value, node in graph.outputs().items():
+        if value.kind == "gradient" and isinstance(node, fx.Node) and half(node):
+            made = wide[value]
+            if how.adds_wide or (isinstance(made, fx.Node) and dtype_of(made) == WIDE):
+                found.add(value.name)
+    return frozenset(found)
+
+
+def _returned(graph: fx.Graph) -> tuple[Any, ...]:
+    (output,) = graph.find_nodes(op="output")
+    values: Any = output.args[0]
+    return tuple(values)
+
+
+def _take_wide_totals(local: LocalGraph, names: frozenset[str]) -> None:
+    """Let an update take gradients in fp32, and round them itself."""
     graph = local.module.graph
-    if not any(value.kind == "parameter" for value in local.signature.outputs):
-        return
     for node, value in zip(graph.find_nodes(op="placeholder"), local.signature.inputs, strict=True):
         dtype = dtype_of(node)
-        if value.kind == "gradient" and dtype in HALVES and node.users:
+        if value.kind == "gradient" and value.name in names and dtype in HALVES and node.users:
             users = list(node.users)
             low = _cast_after(node, dtype)
             node.meta["val"] = node.meta["val"].to(WIDE)
@@ -87,10 +105,9 @@ def _take_wide_totals(local: LocalGraph) -> None:
 
 
 def _give_wide_parts(local: LocalGraph, wide: Mapping[fx.Node, fx.Node]) -> None:
-    """Let gradients leave in fp32 that are summed in it, as they are added up in it."""
+    """Let gradients leave in fp32 that are summed in it: they are summed further."""
     (output,) = local.module.graph.find_nodes(op="output")
-    values: Any = output.args[0]
-    roles = zip(values, local.signature.outputs, strict=True)
+    roles = zip(_returned(local.module.graph), local.signature.outputs, strict=True)
     output.args = (tuple(wide.get(node, node) if value.kind == "gradient" else node for node, value in roles),)
 
 
@@ -108,8 +125,11 @@ class _Sums:
         (given,) = one.node.all_input_nodes  # an earlier sum may have been replaced since
         one = replace(one, source=given)
         narrow = dtype_of(given)
+        if narrow is not None and one.count > MOST and factor(given) is not None and set(given.users) == {one.node}:
+            self._divide_after(one, given, narrow)
+            return
         source = self._wide(given, one.node)
-        if narrow is None or (source is None and one.count <= MOST):
+        if narrow is None or (source is None and one.count <= MOST and not self._is_summed_further(one.node)):
             return
         small = one.kind == "all-reduce" and one.elements * narrow.itemsize < LEAST_PART * one.count
         if source is None and small:
@@ -124,6 +144,28 @@ class _Sums:
         else:
             self._send_and_gather(one, narrow)
 
+    def _is_summed_further(self, node: fx.Node) -> bool:
+        """Whether the sum is a part of one over further ranks, or microbatches."""
+        sharding = annotation(node).sharding
+        return sharding is not None and any(self.mesh.size(axis) > 1 for axis in sharding.owed)
+
+    def _divide_after(self, one: RankSum, average: fx.Node, narrow: torch.dtype) -> None:
+        """Sum what is averaged, and divide the sum before it is rounded, where it is there in fp32."""
+        one.node.replace_input_with(average, average.all_input_nodes[0])
+        with self.graph.inserting_after(one.node):
+            divided = self._like(one.node, average.target, (one.node, *average.args[1:]), narrow, average.kwargs)
+        one.node.replace_all_uses_with(divided, delete_user_cb=lambda user: user is not divided)
+        self.widen(one)
+        (total,) = divided.all_input_nodes
+        if total in self.wide:
+            divided.replace_input_with(total, self.wide[total])
+            annotation(divided).dtype = WIDE
+            readers = list(divided.users)
+            low = self._cast(divided, min(readers), narrow)
+            for reader in readers:
+                reader.replace_input_with(divided, low)
+            self.wide[low] = divided
+
     def _send_addends(self, one: RankSum, narrow: torch.dtype) -> None:
         """Whoever reads the sum in fp32 gets it as it was added."""
         with self.graph.inserting_before(one.node):
@@ -136,10 +178,15 @@ class _Sums:
         reshape = torch.ops.aten.reshape.default
         with self.graph.inserting_before(one.node):
             flat = self._within(one.node, reshape, (one.source, [one.elements]))
-            sums = self._within(one.node, collectives.reduce_scatter_wide, (flat, 0, one.axes, narrow))
+            # a sum that fits in no fp16 is gathered as it is
+            kept = WIDE if narrow == torch.float16 else narrow
+            sums = self._within(one.node, collectives.reduce_scatter_wide, (flat, 0, one.axes, kept))
             whole = self._within(one.node, collectives.all_gather, (sums, 0, one.axes, one.elements))
-            made = self._like(one.node, reshape, (whole, shape), narrow)
-        one.node.replace_all_uses_with(made)
+            made = self._like(one.node, reshape, (whole, shape), kept)
+        if kept == WIDE:
+            self._round(one.node, made, narrow)
+        else:
+            one.node.replace_all_uses_with(made)
 
     def _round(self, before: fx.Node, made: fx.Node, narrow: torch.dtype) -> None:
         """Let ``made``, in fp32, stand for ``before``, which was in half precision. It is rounded where it is first
