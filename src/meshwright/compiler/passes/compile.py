@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
-from meshwright.compiler.passes.widen_reductions import Widening, given_wide, widen_reductions, widening_of
+from meshwright.compiler.passes.widen_reductions import Widening, for_update, widen_reductions, widening_of
 from meshwright.compiler.plan import Offload, Plan
 
 
@@ -61,7 +60,7 @@ def compile_step(
         widening=widening,
     )
     if widening is not None:
-        widening = replace(widening, given_wide=given_wide(program.micro, micro, widening))
+        widening = for_update(widening, program.micro, micro)
     owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
     update = local(
         program.update,

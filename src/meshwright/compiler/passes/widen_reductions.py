@@ -41,7 +41,9 @@ class Widening:
     adds_wide: bool
     """Whether gradients are added up in fp32 over several microbatches."""
     given_wide: frozenset[str] = frozenset()
-    """The gradients that the update gets in fp32: those that were added up so, or left ``micro`` as a sum in fp32."""
+    """The gradients that the update gets in fp32: all of several microbatches, and the next ones."""
+    summed_wide: frozenset[str] = frozenset()
+    """Those that left ``micro`` as a sum in fp32 over some ranks."""
     sends_half: bool = False
     """Whether the plan wants gradients sent in half precision."""
 
@@ -59,9 +61,10 @@ def widen_reductions(local: LocalGraph, mesh: Mesh, how: Widening) -> LocalGraph
     Needs shapes in ``meta["val"]``; those of new nodes are left to :func:`verify_shapes`.
     """
     graph = local.module.graph
-    _take_wide_totals(local, how.given_wide)
+    taken = _take_wide_totals(local, how.given_wide)
     widen_accumulators(graph)
     found = _Sums(graph, mesh, how)
+    found.wide |= {low: node for name, (node, low) in taken.items() if name in how.summed_wide}
     for one in [s for s in rank_sums(graph, mesh) if half(s.source)]:
         found.widen(one)
     _give_wide_parts(local, found.wide)
@@ -71,17 +74,18 @@ def widen_reductions(local: LocalGraph, mesh: Mesh, how: Widening) -> LocalGraph
     return local
 
 
-def given_wide(graph: Graph, local: LocalGraph, how: Widening) -> frozenset[str]:
-    """Of the gradients that ``graph`` gives in half precision, those that the update gets in fp32 once it is the
-    ``local`` one."""
-    found = set()
+def for_update(how: Widening, graph: Graph, local: LocalGraph) -> Widening:
+    """The same for an update, with the gradients that it gets in fp32 though ``graph``, whose form for a rank is
+    ``local``, gives them in half precision."""
+    halves, sums = set(), set()
     wide = dict(zip(local.signature.outputs, _returned(local.module.graph), strict=True))
     for value, node in graph.outputs().items():
         if value.kind == "gradient" and isinstance(node, fx.Node) and half(node):
             made = wide[value]
-            if how.adds_wide or (isinstance(made, fx.Node) and dtype_of(made) == WIDE):
-                found.add(value.name)
-    return frozenset(found)
+            halves.add(value.name)
+            if isinstance(made, fx.Node) and dtype_of(made) == WIDE:
+                sums.add(value.name)
+    return replace(how, given_wide=frozenset(halves if how.adds_wide else sums), summed_wide=frozenset(sums))
 
 
 def _returned(graph: fx.Graph) -> tuple[Any, ...]:
@@ -90,9 +94,10 @@ def _returned(graph: fx.Graph) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _take_wide_totals(local: LocalGraph, names: frozenset[str]) -> None:
-    """Let an update take gradients in fp32, and round them itself."""
+def _take_wide_totals(local: LocalGraph, names: frozenset[str]) -> dict[str, tuple[fx.Node, fx.Node]]:
+    """Let an update take gradients in fp32, and round them itself. Returns each as it is taken and as it is rounded."""
     graph = local.module.graph
+    taken = {}
     for node, value in zip(graph.find_nodes(op="placeholder"), local.signature.inputs, strict=True):
         dtype = dtype_of(node)
         if value.kind == "gradient" and value.name in names and dtype in HALVES and node.users:
@@ -101,7 +106,12 @@ def _take_wide_totals(local: LocalGraph, names: frozenset[str]) -> None:
             node.meta["val"] = node.meta["val"].to(WIDE)
             annotation(node).dtype = WIDE
             for user in users:
-                user.replace_input_with(node, low)
+                if user.target is CAST and dtype_of(user) == WIDE:
+                    user.replace_all_uses_with(node)
+                else:
+                    user.replace_input_with(node, low)
+            taken[value.name] = node, low
+    return taken
 
 
 def _give_wide_parts(local: LocalGraph, wide: Mapping[fx.Node, fx.Node]) -> None:
@@ -133,7 +143,7 @@ class _Sums:
             return
         small = one.kind == "all-reduce" and one.elements * narrow.itemsize < LEAST_PART * one.count
         if source is None and small:
-            source = self._cast(one.source, one.node, WIDE)
+            source = _before_rounding(given) or self._cast(given, one.node, WIDE)
         if source is not None:
             with self.graph.inserting_before(one.node):
                 arguments: tuple[Any, ...] = one.node.args
@@ -203,9 +213,8 @@ class _Sums:
         """The value before it was rounded, if a sum should rather be taken of that."""
         if node in self.wide:
             return self.wide[node]
-        if narrows(node) and _is_total(node, reader) and not self.how.sends_half:
-            source = node.args[0]
-            return source if isinstance(source, fx.Node) else None
+        if _is_total(node, reader) and not self.how.sends_half:
+            return _before_rounding(node)
         if is_view(node) and len(node.users) == 1:
             inner = self._wide(node.all_input_nodes[0], node)
             if inner is not None:
@@ -231,6 +240,12 @@ class _Sums:
         made = self.graph.call_function(target, args)
         made.meta = {"meshwright": replace(annotation(node), shape=(), dtype=None, sharding=None)}
         return made
+
+
+def _before_rounding(node: fx.Node) -> fx.Node | None:
+    """What a value in half precision was cast from, if it was in fp32."""
+    source = node.args[0] if narrows(node) else None
+    return source if isinstance(source, fx.Node) and dtype_of(source) == WIDE else None
 
 
 def _is_total(cast: fx.Node, reader: fx.Node) -> bool:

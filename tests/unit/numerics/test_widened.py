@@ -1,0 +1,99 @@
+"""After ``widen-reductions`` every sum is at the floor of one rounding, whatever the plan and the number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.numerics import findings
+from meshwright.compiler.numerics.error_model import error_of_sum, one_rounding
+from meshwright.compiler.plan import Numerics
+from meshwright.runtime.materialize import from_module
+from meshwright.runtime.virtual import VirtualCluster
+from tests.unit.numerics.known_sums import compiled, measured
+
+FLOOR = 1.2 * one_rounding("bf16")
+"""One rounding, with the spread of a measurement."""
+LARGE = 64 * 64 * 64
+"""Elements of which every of 64 ranks gets a part that is worth an all-to-all."""
+
+PLANS = {
+    "ddp=4": 4,
+    "zero1=4": 4,
+    "zero1=4,prefetch": 4,
+    "zero2=8": 8,
+    "fsdp=8": 8,
+    "fsdp=8,prefetch": 8,
+    "ddp=2,fsdp=2": 4,
+    "ddp=2,fsdp=4": 8,
+    "ddp=3": 3,
+    "fsdp=6": 6,
+    "ddp=4,fsdp=2,micro=4": 32,
+    "ddp=4,micro=4,prefetch": 16,
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_safe_plan_rounds_once(plan: str) -> None:
+    assert measured(plan, PLANS[plan], "safe") < FLOOR
+
+
+def test_totals_that_two_ranks_send_in_half_precision_are_rounded_twice() -> None:
+    """Once to be sent, as the plan wants it, and once as their sum: for any number of microbatches."""
+    assert measured("ddp=2,micro=8", 16, "safe") < 1.5 * FLOOR
+    assert measured("ddp=2,micro=32", 64, "safe") < 1.5 * FLOOR
+
+
+@pytest.mark.parametrize("plan", ["ddp=8", "fsdp=8", "ddp=2,micro=16"])
+def test_as_written_the_error_is_the_predicted_one(plan: str) -> None:
+    count = {"ddp=8": 8, "fsdp=8": 8, "ddp=2,micro=16": 32}[plan]
+    found = measured(plan, count, "as-written")
+    chain = error_of_sum("bf16", 16 if "micro" in plan else 8)
+    assert found > 1.5 * one_rounding("bf16")
+    assert chain / 2 < found < 2 * chain
+
+
+@pytest.mark.parametrize(("plan", "width"), [("ddp=64", LARGE), ("ddp=64", 64), ("fsdp=64", 4096)])
+def test_64_ranks(plan: str, width: int) -> None:
+    assert measured(plan, 64, "safe", width=width) < FLOOR
+
+
+def test_64_ranks_as_written_are_as_predicted() -> None:
+    for addends in ("random signs", "coherent"):
+        found = measured("ddp=64", 64, "as-written", addends)
+        predicted = error_of_sum("bf16", 64, addends)  # type: ignore[arg-type]  # one of the two
+        assert predicted / 2 < found < 2 * predicted
+        assert measured("ddp=64", 64, "safe", addends) < FLOOR
+
+
+def test_a_large_all_reduce_sends_its_addends_and_small_ones_go_in_fp32() -> None:
+    targets = {}
+    for width in (LARGE, 64):
+        _, program = compiled("ddp=64", width, 64, "safe")
+        targets[width] = {n.target for n in program.update_graphs[0].module.graph.nodes}
+    assert {collectives.reduce_scatter_wide, collectives.all_gather} <= targets[LARGE]
+    assert collectives.all_reduce in targets[64] and collectives.reduce_scatter_wide not in targets[64]
+
+
+def test_sums_in_fp16_do_not_overflow_on_their_way() -> None:
+    """Four addends of 40000 have a sum that is no fp16 number; in fp32 it is kept."""
+    x = torch.full((4, 64 * 1024), 40000.0)
+    policies: dict[Numerics, bool] = {"as-written": False, "safe": True}
+    for numerics, finite in policies.items():
+        for plan in ("ddp=4", "fsdp=4"):
+            model, program = compiled(plan, x.shape[1], 4, numerics, "fp16")
+            cluster = VirtualCluster(program, from_module(model), on_non_finite="warn")
+            cluster.step({"x": x})
+            found = cluster.full_parameters()["w"]
+            assert bool(found.isfinite().all()) is finite
+            if finite:
+                assert found.eq(-160000).all()
+
+
+def test_findings_and_measurement_agree() -> None:
+    """What a finding predicts is measured within a factor of 2."""
+    _, program = compiled("ddp=8", 4096, 8, "as-written")
+    (found,) = [f for f in findings(program) if f.code == "E0720"]
+    error = measured("ddp=8", 8, "as-written")
+    assert found.error / 2 < error < 2 * found.error
