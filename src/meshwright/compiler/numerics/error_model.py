@@ -62,7 +62,7 @@ def bias(dtype: str, count: int) -> float:
     filled = count * UNIT[dtype]
     if filled <= BIASED:
         return 0.0
-    return max(min(filled**2 / 9, filled / 14), 1 - math.sqrt(2) / filled)
+    return max(min(filled**2 / 9, filled / 14, 1 / 7), 1 - math.sqrt(2) / filled)
 
 
 BIASED = 0.25

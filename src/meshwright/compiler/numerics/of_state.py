@@ -24,13 +24,17 @@ WIDE_STATE = "keep it in fp32: optimizers keep state in the dtype of their weigh
 
 def findings_of_state(looked: Looked, step: StepProgram) -> Iterator[Finding]:
     """E0726 to E0729 of the outputs of a graph."""
+    before = {value: node for node, value in looked.inputs.items()}
+    second = frozenset(name.rpartition("/")[0] for name in step.state if _is_second(name, step))
     for value, node in looked.outputs.items():
         if value.kind == "loss":
             yield from _of_loss(looked, node)
         elif value.kind == "parameter" and half(node):
-            yield from (replace(f, origin=_owner(looked, value.name)) for f in _of_weight(looked, value, node, step))
+            yield from (
+                replace(f, origin=_owner(looked, value.name)) for f in _of_weight(looked, value, node, step, second)
+            )
         elif value.kind in ("state", "buffer") and half(node):
-            yield from _of_kept(looked, value, node)
+            yield from _of_kept(looked, value, node, before.get(value))
 
 
 def _of_loss(looked: Looked, node: fx.Node) -> Iterator[Finding]:
@@ -41,7 +45,9 @@ def _of_loss(looked: Looked, node: fx.Node) -> Iterator[Finding]:
         yield _finding("E0728", looked, source, message, one_rounding(dtype), "fp32", "cast to fp32 before the loss")
 
 
-def _of_weight(looked: Looked, value: Value, node: fx.Node, step: StepProgram) -> Iterator[Finding]:
+def _of_weight(
+    looked: Looked, value: Value, node: fx.Node, step: StepProgram, second: frozenset[str]
+) -> Iterator[Finding]:
     """The update of a weight, relative to it, for an optimizer that normalises it (Adam): the learning rate over the
     weight's size, which is ``1 / sqrt(fan in)`` of matrices and 1 of vectors. Of others, the learning rate alone."""
     parameter = step.parameter(value.name)
@@ -49,8 +55,7 @@ def _of_weight(looked: Looked, value: Value, node: fx.Node, step: StepProgram) -
     if rate is None:
         return
     dtype = _name(node)
-    normalised = any(n.startswith(f"{parameter.name}/") and s.shape == parameter.spec.shape for n, s in _second(step))
-    relative = rate * (math.sqrt(_fan_in(parameter.spec)) if normalised else 1)
+    relative = rate * (math.sqrt(_fan_in(parameter.spec)) if parameter.name in second else 1)
     if relative >= 2 * UNIT[dtype]:
         return
     message = (
@@ -62,16 +67,16 @@ def _of_weight(looked: Looked, value: Value, node: fx.Node, step: StepProgram) -
     yield _finding("E0726", looked, node, message, error, "master weights", MASTER)
 
 
-def _second(step: StepProgram) -> Iterator[tuple[str, TensorSpec]]:
-    return ((name, spec) for name, spec in step.state.items() if "exp_avg_sq" in name or name.endswith("/sum"))
+def _is_second(name: str, step: StepProgram) -> bool:
+    """Whether a state is a sum or mean of squares of gradients, by which an optimizer divides its updates."""
+    return name.rpartition("/")[2] in ("exp_avg_sq", "sum", "square_avg") and bool(step.state[name].shape)
 
 
 def _fan_in(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:]) if len(spec.shape) > 1 else 1
 
 
-def _of_kept(looked: Looked, value: Value, node: fx.Node) -> Iterator[Finding]:
-    before = next((n for n, v in looked.inputs.items() if v == value), None)
+def _of_kept(looked: Looked, value: Value, node: fx.Node, before: fx.Node | None) -> Iterator[Finding]:
     dtype = _name(node)
     if before is not None and _counts(node, before):
         message = f"'{value.name}' counts in {dtype}: it stays at {stops_growing(dtype)}"
