@@ -40,11 +40,13 @@ def samples(count: int, width: int, addends: str, dtype: torch.dtype) -> Tensor:
     return made.to(dtype).float()
 
 
-def compiled(text: str, width: int, count: int, numerics: Numerics, dtype: str = "bf16") -> tuple[Sum, Compiled]:
-    """Computed and reduced in half precision; SGD with a rate of 1 on fp32 weights that are 0, so that after a step
-    they are the negative sum, as it was kept."""
+def compiled(
+    text: str, width: int, count: int, numerics: Numerics, dtype: str = "bf16", reduce: str = ""
+) -> tuple[Sum, Compiled]:
+    """Computed and reduced in half precision, if ``reduce`` says nothing else; SGD with a rate of 1 on fp32 weights
+    that are 0, so that after a step they are the negative sum, as it was kept."""
     model = Sum(width)
-    precision = Precision(dtype, "fp32", dtype)
+    precision = Precision(dtype, "fp32", reduce or dtype)
     batch = {"x": torch.zeros(count, width)}
     program = capture(model, batch, torch.optim.SGD(model.parameters(), lr=1.0), precision=precision)
     return model, compile_plan(program, replace(preset(text, program, None, precision), numerics=numerics))

@@ -15,8 +15,8 @@ from tests.unit.numerics.known_sums import compiled, measured
 
 FLOOR = 1.2 * one_rounding("bf16")
 """One rounding, with the spread of a measurement."""
-LARGE = 64 * 64 * 64
-"""Elements of which every of 64 ranks gets a part that is worth an all-to-all."""
+LARGE = 64 * 1024
+"""Elements of which every of 8 ranks gets a part that is worth an all-to-all."""
 
 PLANS = {
     "ddp=4": 4,
@@ -67,13 +67,15 @@ def test_64_ranks_as_written_are_as_predicted() -> None:
         assert measured("ddp=64", 64, "safe", addends) < FLOOR
 
 
-def test_a_large_all_reduce_sends_its_addends_and_small_ones_go_in_fp32() -> None:
+def test_within_a_node_addends_are_sent_and_small_or_far_ones_go_in_fp32() -> None:
     targets = {}
-    for width in (LARGE, 64):
-        _, program = compiled("ddp=64", width, 64, "safe")
-        targets[width] = {n.target for n in program.update_graphs[0].module.graph.nodes}
-    assert {collectives.reduce_scatter_wide, collectives.all_gather} <= targets[LARGE]
-    assert collectives.all_reduce in targets[64] and collectives.reduce_scatter_wide not in targets[64]
+    for ranks, width in ((8, LARGE), (8, 64), (64, LARGE)):
+        _, program = compiled(f"ddp={ranks}", width, ranks, "safe")
+        targets[ranks, width] = {n.target for n in program.update_graphs[0].module.graph.nodes}
+    assert {collectives.reduce_scatter_wide, collectives.all_gather} <= targets[8, LARGE]
+    for small_or_far in ((8, 64), (64, LARGE)):
+        assert collectives.all_reduce in targets[small_or_far]
+        assert collectives.reduce_scatter_wide not in targets[small_or_far]
 
 
 def test_sums_in_fp16_do_not_overflow_on_their_way() -> None:
