@@ -85,6 +85,7 @@ class StepExecutor(ABC):
         self.device = torch.device(device)
         self.microbatches = rank_program.plan.microbatches
         self._offloads = any(on_host(graph) for graph in rank_program.update_graphs)
+        self._scales_loss = any(v.kind == "state" for g in rank_program.micro_graphs for v in g.inputs)
         self._constants: dict[tuple[str, Sharding], Tensor] = {}
         write_code(rank_program.prologue.module)
 
@@ -118,7 +119,8 @@ class StepExecutor(ABC):
         if self._offloads and self.device.type == "cuda":
             # copies to the host are under way still, and whoever reads the state there does not wait for them
             torch.cuda.current_stream(self.device).synchronize()
-        check_norm(norm, step, self.on_non_finite, self.communicator.rank)
+        if not self._scales_loss:  # else the update has left such a step out
+            check_norm(norm, step, self.on_non_finite, self.communicator.rank)
         results |= {v.name: t for v, t in returned.items() if v.kind == "result"}
         return StepResult(loss, norm, results)
 
@@ -152,7 +154,7 @@ class StepExecutor(ABC):
         return {v: Local(t, graph.outputs[v]) for v, t in outputs}
 
     def _micro_input(self, v: Value, s: Sharding, feed: Feed, prologue: Mapping[Value, Local], key: Tensor) -> Tensor:
-        if v.kind in ("parameter", "buffer"):
+        if v.kind in ("parameter", "buffer", "state"):
             return self.holdings.of(v.kind)[v.name]
         if v.kind == "prologue":
             found = prologue[v]
