@@ -13,6 +13,7 @@ from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Numerics, Precision
 from meshwright.frontend.capture import capture
+from meshwright.frontend.capture.loss_scale import LossScale
 from meshwright.runtime.materialize import from_module
 from meshwright.runtime.virtual import VirtualCluster
 
@@ -48,7 +49,9 @@ def compiled(
     model = Sum(width)
     precision = Precision(dtype, "fp32", reduce or dtype)
     batch = {"x": torch.zeros(count, width)}
-    program = capture(model, batch, torch.optim.SGD(model.parameters(), lr=1.0), precision=precision)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    unscaled = LossScale(initial=1.0) if dtype == "fp16" else None
+    program = capture(model, batch, optimizer, precision=precision, loss_scale=unscaled)
     return model, compile_plan(program, replace(preset(text, program, None, precision), numerics=numerics))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -81,16 +83,15 @@ def test_within_a_node_addends_are_sent_and_small_or_far_ones_go_in_fp32() -> No
 def test_sums_in_fp16_do_not_overflow_on_their_way() -> None:
     """Four addends of 40000 have a sum that is no fp16 number; in fp32 it is kept."""
     x = torch.full((4, 64 * 1024), 40000.0)
-    policies: dict[Numerics, bool] = {"as-written": False, "safe": True}
-    for numerics, finite in policies.items():
+    policies: dict[Numerics, float] = {"as-written": 0.0, "safe": -160_000.0}
+    for numerics, weight in policies.items():
         for plan in ("ddp=4", "fsdp=4"):
             model, program = compiled(plan, x.shape[1], 4, numerics, "fp16")
-            cluster = VirtualCluster(program, from_module(model), on_non_finite="warn")
-            cluster.step({"x": x})
-            found = cluster.full_parameters()["w"]
-            assert bool(found.isfinite().all()) is finite
-            if finite:
-                assert found.eq(-160000).all()
+            cluster = VirtualCluster(program, from_module(model))
+            result = cluster.step({"x": x})
+            # as written it is infinite, and loss scaling leaves the step out
+            assert math.isfinite(result.norm or 0.0) is (numerics == "safe")
+            assert cluster.full_parameters()["w"].eq(weight).all()
 
 
 def test_findings_and_measurement_agree() -> None:
