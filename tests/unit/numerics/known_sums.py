@@ -31,6 +31,13 @@ class Sum(nn.Module):
         return (x.to(self.w.dtype) * self.w).float().sum()
 
 
+class Average(Sum):
+    """A third of that, divided in half precision before the sum over ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.w.dtype) @ (self.w / 3)).float().sum()
+
+
 def samples(count: int, width: int, addends: str, dtype: torch.dtype) -> Tensor:
     """Numbers of the dtype, kept in fp32: of random signs, or of one sign and about one size."""
     torch.manual_seed(0)
@@ -42,11 +49,11 @@ def samples(count: int, width: int, addends: str, dtype: torch.dtype) -> Tensor:
 
 
 def compiled(
-    text: str, width: int, count: int, numerics: Numerics, dtype: str = "bf16", reduce: str = ""
+    text: str, width: int, count: int, numerics: Numerics, dtype: str = "bf16", reduce: str = "", kind: type[Sum] = Sum
 ) -> tuple[Sum, Compiled]:
     """Computed and reduced in half precision, if ``reduce`` says nothing else; SGD with a rate of 1 on fp32 weights
     that are 0, so that after a step they are the negative sum, as it was kept."""
-    model = Sum(width)
+    model = kind(width)
     precision = Precision(dtype, "fp32", reduce or dtype)
     batch = {"x": torch.zeros(count, width)}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -13,7 +13,7 @@ from meshwright.compiler.numerics.error_model import error_of_sum, one_rounding
 from meshwright.compiler.plan import Numerics
 from meshwright.runtime.materialize import from_module
 from meshwright.runtime.virtual import VirtualCluster
-from tests.unit.numerics.known_sums import compiled, measured
+from tests.unit.numerics.known_sums import Average, compiled, measured, relative_error, samples
 
 FLOOR = 1.2 * one_rounding("bf16")
 """One rounding, with the spread of a measurement."""
@@ -92,6 +92,20 @@ def test_sums_in_fp16_do_not_overflow_on_their_way() -> None:
             # as written it is infinite, and loss scaling leaves the step out
             assert math.isfinite(result.norm or 0.0) is (numerics == "safe")
             assert cluster.full_parameters()["w"].eq(weight).all()
+
+
+@pytest.mark.parametrize("plan", ["fsdp=8", "zero2=8,prefetch"])
+def test_an_average_is_divided_after_the_sum(plan: str) -> None:
+    x = samples(8, 4096, "random signs", torch.bfloat16)
+    errors = {}
+    for numerics in ("as-written", "safe"):
+        model, program = compiled(plan, 4096, 8, numerics, kind=Average)  # type: ignore[arg-type]  # a policy
+        codes = {f.code for f in findings(program)}
+        assert ("E0722" in codes) is (numerics == "as-written")
+        cluster = VirtualCluster(program, from_module(model))
+        cluster.step({"x": x})
+        errors[numerics] = relative_error(-3 * cluster.full_parameters()["w"], x)
+    assert errors["safe"] < 1e-6 < one_rounding("bf16") < errors["as-written"]
 
 
 def test_findings_and_measurement_agree() -> None:

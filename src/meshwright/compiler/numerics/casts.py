@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,12 +68,3 @@ def through_views(node: fx.Node) -> fx.Node:
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
-
-
-def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads a value, directly or by way of views."""
-    for user in node.users:
-        if is_view(user):
-            yield from readers(user)
-        else:
-            yield user

@@ -19,9 +19,6 @@ UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-24, "f64": 2.0**-53}
 """``u`` by the short name of a dtype: half of the distance from 1 to the next number."""
 LARGEST = {"bf16": 3.3895313892515355e38, "f16": 65504.0, "f32": 3.4028234663852886e38}
 """The largest finite number."""
-LOW = ("bf16", "f16")
-"""The dtypes that sums should not be taken in."""
-
 ROUNDING = 0.4247
 """The root mean square of one rounding's relative error, in ``u``: ``sqrt(1/3 * mean(1/m^2))`` for ``m`` in [1, 2) of
 density ``1 / (m ln 2)``, which is ``sqrt(1/3 * 3/(8 ln 2))``."""
@@ -72,11 +69,6 @@ BIASED = 0.25
 def stops_growing(dtype: str) -> int:
     """The number of coherent addends after which a sum may not grow any more."""
     return int(1 / UNIT[dtype])
-
-
-def overflows(dtype: str, count: int, largest_addend: float) -> bool:
-    """Whether a sum of so many addends can pass the largest number of its dtype."""
-    return count * largest_addend > LARGEST.get(dtype, math.inf)
 
 
 def _one_after_the_other(count: int, addends: Addends) -> float:

@@ -11,7 +11,7 @@ from torch import fx
 
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.mesh import Mesh
-from meshwright.compiler.numerics.casts import dtype_of, half, is_view, narrows, shape_of, widens
+from meshwright.compiler.numerics.casts import dtype_of, is_view, narrows, shape_of, widens
 
 SUMS = {
     collectives.all_reduce: "all-reduce",
@@ -56,11 +56,6 @@ def rank_sums(graph: fx.Graph, mesh: Mesh) -> Iterator[RankSum]:
         if count > 1:
             for source in sources if isinstance(sources, (list, tuple)) else [sources]:
                 yield RankSum(node, source, axes, count, kind)
-
-
-def low_sums(graph: fx.Graph, mesh: Mesh) -> list[RankSum]:
-    """The sums over three or more ranks whose partial sums are kept in half precision."""
-    return [s for s in rank_sums(graph, mesh) if s.count > MOST and half(s.source)]
 
 
 def narrowed_before(source: fx.Node) -> fx.Node | None:
