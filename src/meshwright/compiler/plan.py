@@ -55,6 +55,12 @@ class Precision:
     reduce: str = "fp32"
 
 
+HALVES = ("bf16", "fp16")
+"""The dtypes of 16 bits."""
+
+Numerics = Literal["safe", "warn", "as-written"]
+"""What becomes of sums that half precision spoils: they are taken in fp32; they are told; they stay as they are."""
+
 Offload = Literal["state"]
 
 Save = Literal["nothing", "matmuls", "all"]
@@ -139,6 +145,7 @@ class Plan:
     """The axes over which activations between tensor-parallel regions are cut along time."""
     parameters: tuple[ParameterPlan, ...] = ()
     precision: Precision = field(default_factory=Precision)
+    numerics: Numerics = "warn"
     recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offload, ...] = ()
     """What is kept in the host's memory and brought to the device when it is needed."""
@@ -153,3 +160,8 @@ class Plan:
     predicted: Predicted | None = field(default=None, compare=False)
     reasons: tuple[str, ...] = field(default=(), compare=False)
     """Why it was chosen, sentence by sentence."""
+
+    @property
+    def accumulate(self) -> str:
+        """The dtype in which gradients are added up over microbatches, unless their own is wider."""
+        return "fp32" if self.numerics == "safe" and self.precision.reduce in HALVES else self.precision.reduce

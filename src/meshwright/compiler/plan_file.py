@@ -28,6 +28,10 @@ def plan_to_toml(plan: Plan) -> str:
         lines += [f"offload = {_list(plan.offload)}".ljust(28) + "# kept in the host's memory between updates"]
     if plan.prefetch:
         lines += [f"prefetch = {plan.prefetch}".ljust(28) + "# blocks ahead whose stored weights are gathered"]
+    if plan.numerics != "warn":
+        lines += [
+            f"numerics = {_text(plan.numerics)}".ljust(28) + "# of sums in half precision: safe, warn, as-written"
+        ]
     if plan.reasons:
         lines += ["", "reasons = [", *(f"    {_text(reason)}," for reason in plan.reasons), "]"]
     lines += ["", "[mesh]  # axes of the cluster, outermost first"]

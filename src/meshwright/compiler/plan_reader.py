@@ -11,7 +11,7 @@ from meshwright.compiler.mesh import MICRO, Mesh, Sharding, parse_sharding
 from meshwright.compiler.pipeline_reader import read_pipeline
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
 from meshwright.compiler.prediction_text import PREDICTED, read_predicted, read_reasons
-from meshwright.compiler.recompute_reader import read_offload, read_prefetch, read_recompute
+from meshwright.compiler.recompute_reader import read_numerics, read_offload, read_prefetch, read_recompute
 from meshwright.compiler.toml_text import TomlText
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -19,8 +19,8 @@ DTYPES = ("fp64", "fp32", "bf16", "fp16")
 
 TABLES: dict[str, dict[str, type]] = {
     "": {"name": str, "batch": list, "sequence": list, "microbatches": int, "mesh": dict, "storage": dict,
-         "precision": dict, "parameters": list, "recompute": list, "offload": list, "prefetch": int, "pipeline": dict,
-         "made_for": dict, "predicted": dict, "reasons": list},
+         "precision": dict, "numerics": str, "parameters": list, "recompute": list, "offload": list, "prefetch": int,
+         "pipeline": dict, "made_for": dict, "predicted": dict, "reasons": list},
     "storage": {"parameters": list, "gradients": list, "state": list},
     "precision": {"compute": str, "weights": str, "reduce": str},
     "made_for": {"model": str, "torch": str, "cluster": str, "outline": str},
@@ -53,6 +53,7 @@ class PlanReader:
             sequence=self._axes(top, ("sequence",)),
             parameters=self._parameters(top.get("parameters", [])),
             precision=Precision(**self._section(top, "precision", self._dtype)),
+            numerics=read_numerics(self, top.get("numerics", "warn")),
             recompute=read_recompute(self, top.get("recompute", [])),
             offload=read_offload(self, top.get("offload", [])),
             prefetch=read_prefetch(self, top.get("prefetch", 0)),

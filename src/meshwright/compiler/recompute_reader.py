@@ -1,15 +1,16 @@
-"""Reads what a plan's TOML form says of memory and time: recompute, offload, prefetch."""
+"""Reads what a plan's TOML form says of memory, time and sums: recompute, offload, prefetch, numerics."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, get_args
 
 from meshwright.compiler.diagnostics import Span, suggestion
-from meshwright.compiler.plan import Offload, Recompute, Save
+from meshwright.compiler.plan import Numerics, Offload, Recompute, Save
 from meshwright.compiler.toml_text import TomlText
 
 SAVES: tuple[Save, ...] = get_args(Save)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+POLICIES: tuple[Numerics, ...] = get_args(Numerics)
 
 
 class Reader(Protocol):
@@ -62,6 +63,16 @@ def read_offload(reader: Reader, names: list[Any]) -> tuple[Offload, ...]:
         elif name in names[:number]:
             reader.fault("E0336", f"'{name}' is offloaded twice", place, "name it once")
     return tuple(names)
+
+
+def read_numerics(reader: Reader, word: str) -> Numerics:
+    """The policy ``numerics``. Faults: E0338 for one that is unknown."""
+    for policy in POLICIES:
+        if word == policy:
+            return policy
+    place = reader.toml.value("numerics")
+    reader.fault("E0338", f"unknown policy '{word}' of numerics", place, suggestion(word, POLICIES))
+    return "warn"
 
 
 def read_prefetch(reader: Reader, count: int) -> int:

@@ -109,6 +109,9 @@ class ProcessCommunicator:
     def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
         return self._start("reduce_scatter", x, axes, beside=False).wait()
 
+    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+        return self._start("all_to_all", x, axes, beside=False).wait()
+
     def begin(self, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
         return self._start(kind, x, axes, reduction, beside=True)
 
@@ -124,25 +127,21 @@ class ProcessCommunicator:
         elif kind == "reduce_scatter":
             given = group.to_torch_order(x).contiguous()
             result = x.new_empty((x.shape[0] // len(group.ranks), *x.shape[1:]))
+        elif kind == "all_to_all":
+            given = group.to_torch_order(x).contiguous()
+            result = torch.empty_like(given)
         call = self.last_call
         with named(call):
             if kind == "all_reduce":
                 work = dist.all_reduce(x, REDUCTIONS[reduction], group.handle, async_op=beside)
             elif kind == "all_gather":
                 work = all_gather_single(result, given, group=group.handle, async_op=beside)
+            elif kind == "all_to_all":
+                work = dist.all_to_all_single(result, given, group=group.handle, async_op=beside)
             else:
                 work = reduce_scatter_single(result, given, group=group.handle, async_op=beside)
-        return UnderWay(call, work, given, result, group.to_own_order if kind == "all_gather" else _unchanged)
-
-    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor:
-        group = self._announce("all_to_all", x, axes)
-        if group.handle is None:
-            return x
-        given = group.to_torch_order(x).contiguous()
-        result = torch.empty_like(given)
-        with named(self.last_call):
-            dist.all_to_all_single(result, given, group=group.handle)
-        return group.to_own_order(result)
+        finish = group.to_own_order if kind in ("all_gather", "all_to_all") else _unchanged
+        return UnderWay(call, work, given, result, finish)
 
     def _announce(self, name: str, x: Tensor, axes: tuple[str, ...]) -> _Group:
         group = self._groups.get(tuple(axes))

@@ -90,6 +90,7 @@ class StepExecutor(ABC):
         self.device = torch.device(options.get("device", "cpu"))
         self.microbatches = rank_program.plan.microbatches
         self._offloads = any(on_host(graph) for graph in rank_program.update_graphs)
+        self._scales_loss = any(v.kind == "state" for g in rank_program.micro_graphs for v in g.inputs)
         self._constants: dict[tuple[str, Sharding], Tensor] = {}
         write_code(rank_program.prologue.module)
 
@@ -123,7 +124,8 @@ class StepExecutor(ABC):
         if self._offloads and self.device.type == "cuda":
             # copies to the host are under way still, and whoever reads the state there does not wait for them
             torch.cuda.current_stream(self.device).synchronize()
-        check_norm(norm, step, self.on_non_finite, self.communicator.rank)
+        if not self._scales_loss:  # else the update has left such a step out
+            check_norm(norm, step, self.on_non_finite, self.communicator.rank)
         results |= {v.name: t for v, t in returned.items() if v.kind == "result"}
         return StepResult(loss, norm, results)
 
@@ -157,7 +159,7 @@ class StepExecutor(ABC):
         return {v: Local(t, graph.outputs[v]) for v, t in outputs}
 
     def _micro_input(self, v: Value, s: Sharding, feed: Feed, prologue: Mapping[Value, Local], key: Tensor) -> Tensor:
-        if v.kind in ("parameter", "buffer"):
+        if v.kind in ("parameter", "buffer", "state"):
             return self.holdings.of(v.kind)[v.name]
         if v.kind == "prologue":
             found = prologue[v]
@@ -193,7 +195,7 @@ class StepExecutor(ABC):
         """For an output; of gradients in the dtype in which the plan reduces them."""
         dtype = None
         if value.kind == "gradient" and self.microbatches > 1:
-            dtype = PRECISIONS[self.rank_program.plan.precision.reduce]
+            dtype = PRECISIONS[self.rank_program.plan.accumulate]
         return Accumulator(sharding, self.communicator.mesh, dtype)
 
 

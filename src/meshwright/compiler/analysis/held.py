@@ -49,7 +49,7 @@ def held_bytes(rank_program: RankProgram, repeats: Mapping[str, int]) -> dict[st
 
 def accumulators(rank_program: RankProgram) -> dict[str, int]:
     """By parameter, the bytes of its gradient's accumulator, in the dtype of reduction or a wider one."""
-    least = _REDUCE[rank_program.plan.precision.reduce]
+    least = _REDUCE[rank_program.plan.accumulate]
     found = {}
     for value, node in roles(rank_program.micro)[1].items():
         note = annotation(node)
@@ -68,7 +68,7 @@ def released_together(rank_program: RankProgram, memory: Storages, buffers: tupl
     released with the last one of them."""
     plan = rank_program.plan
     _, made = roles(rank_program.micro)
-    least = _REDUCE[plan.precision.reduce] if plan.microbatches > 1 else 0
+    least = _REDUCE[plan.accumulate] if plan.microbatches > 1 else 0
     pieces: dict[str, frozenset[Storage]] = {}
     for node, value in roles(rank_program.update)[0].items():
         source = made.get(value) if value.kind == "gradient" else None

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from meshwright.compiler.analysis.shaped import Shaped, shaped
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.dtypes import dtype_named
 from meshwright.compiler.mesh import Mesh, Segment, ceil_div
 from meshwright.compiler.summary import Kernel, KernelKind, Message, MessageKind
 
@@ -103,6 +105,11 @@ def unpacking(begin: fx.Node, mesh: Mesh) -> Sending:
         if len(operands) > 1:
             made.carried.append((sum(x.bytes for x in operands) * mesh.size(*arguments[2]), 0))
         _unpack_gather(made, operands, arguments[2])
+    if begin.target is collectives.reduce_scatter_wide_begin:
+        operands = [shaped(n) for n in arguments[0]]
+        total = _wide_payload(made, operands, arguments[1], arguments[2])
+        made.carried.append((total, 0))
+        _sum_wide(made, total, operands[0].dtype, arguments[2], arguments[3])
     return made
 
 
@@ -152,6 +159,53 @@ def _reduce_scatter(made: Sending, x: Shaped, dim: int, axes: Sequence[str]) -> 
         made.send("reduce-scatter", (axis,), x.bytes, x.dtype)
         x = x.rows(x.shape[0] // count)
     made.result(x.bytes)
+
+
+def _reduce_scatter_wide(made: Sending, x: Shaped, dim: int, axes: Sequence[str], dtype: torch.dtype) -> None:
+    _reduce_scatter_wide_many(made, [x], [dim], axes, dtype)
+
+
+def _reduce_scatter_wide_many(
+    made: Sending, xs: Sequence[Shaped], dims: Sequence[int], axes: Sequence[str], dtype: torch.dtype
+) -> None:
+    total = _wide_payload(made, xs, dims, axes)
+    if len(xs) == 1:
+        x = xs[0].moved(dims[0])
+        if total == x.bytes:
+            made.pack(x)
+        else:
+            made.carry(total, x.dtype, "pad")
+    else:
+        made.carry(total, xs[0].dtype)
+    made.carried.append((total, len(made.works)))
+    made.send("all-to-all", axes, total, xs[0].dtype)
+    if not made.asynchronous:
+        _sum_wide(made, total, xs[0].dtype, axes, dtype)
+    made.results_in_one(len(xs), _summed(made, total, xs[0].dtype, axes, dtype))
+
+
+def _wide_payload(made: Sending, xs: Sequence[Shaped], dims: Sequence[int], axes: Sequence[str]) -> int:
+    """The bytes of all addends, each dim cut by every axis in turn and padded at each."""
+    total = 0
+    for x, dim in zip(xs, dims, strict=True):
+        moved = x.moved(dim)
+        length = moved.shape[0]
+        for axis in axes:
+            length = ceil_div(length, made.mesh.size(axis))
+        total += moved.rows(length * made.mesh.size(*axes)).bytes
+    return total
+
+
+def _summed(made: Sending, total: int, sent: str, axes: Sequence[str], dtype: torch.dtype) -> int:
+    """The bytes of the sums."""
+    return total // made.mesh.size(*axes) // dtype_named(sent).itemsize * dtype.itemsize
+
+
+def _sum_wide(made: Sending, total: int, sent: str, axes: Sequence[str], dtype: torch.dtype) -> None:
+    """The addends of all ranks are read once, added in registers, and the sums are written."""
+    if made.mesh.size(*axes) > 1:
+        work = float(total // dtype_named(sent).itemsize)
+        made.works.append(Kernel("sum", "reduction", work, total, _summed(made, total, sent, axes, dtype), sent))
 
 
 def _all_to_all(made: Sending, x: Shaped, split: int, join: int, axis: str, size: int) -> None:
@@ -258,6 +312,7 @@ _SINGLE = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_wide": _reduce_scatter_wide,
     "all_to_all": _all_to_all,
     "shard": _shard,
     "fill_padding": _fill_padding,
@@ -266,8 +321,10 @@ _SINGLE = {
 _LISTS = {
     "all_gather_many": _all_gather_many,
     "reduce_scatter_many": _reduce_scatter_many,
+    "reduce_scatter_wide_many": _reduce_scatter_wide_many,
     "all_reduce_many": _all_reduce_many,
     "all_gather_begin": _all_gather_many,
     "reduce_scatter_begin": _reduce_scatter_many,
+    "reduce_scatter_wide_begin": _reduce_scatter_wide_many,
     "all_reduce_begin": _all_reduce_many,
 }

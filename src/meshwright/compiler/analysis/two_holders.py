@@ -62,7 +62,7 @@ def _pieces(compiled: PipelineProgram, stage: int, kinds: Sequence[str]) -> Iter
             note = output_note(graph, value)
             dtype = note.dtype or torch.float32
             if value.kind == "gradient" and schedule.microbatches > 1 and MICRO in sharding.owed:
-                dtype = torch.promote_types(dtype, PRECISIONS[compiled.plan.precision.reduce])
+                dtype = torch.promote_types(dtype, PRECISIONS[compiled.plan.accumulate])
             size = math.prod(note.shape) * dtype.itemsize
             if MICRO in sharding.axes:
                 for number in range(schedule.microbatches):

@@ -111,6 +111,15 @@ def reduce_scatter(x: Tensor, dim: int, axes: tuple[str, ...]) -> Tensor:
     return x.movedim(0, dim)
 
 
+def reduce_scatter_wide(x: Tensor, dim: int, axes: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+    """:func:`reduce_scatter` of which every sum is taken in fp32 and rounded once, to ``dtype``.
+
+    What is sent has the dtype of ``x``: each rank sends its addends to the rank that keeps their sum (an all-to-all, of
+    as many bytes as a reduce-scatter in that dtype). Padded alike.
+    """
+    return reduce_scatter_wide_many([x], [dim], axes, dtype)[0]
+
+
 def all_to_all(x: Tensor, split: int, join: int, axis: str, size: int) -> Tensor:
     """Cut by ``axis`` along ``split`` instead of along ``join``, whose new length is ``size``."""
     here = current()
@@ -147,6 +156,14 @@ def reduce_scatter_many(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]
     return finish([current().reduce_scatter(flat, axes)])
 
 
+def reduce_scatter_wide_many(
+    xs: list[Tensor], dims: list[int], axes: tuple[str, ...], dtype: torch.dtype
+) -> list[Tensor]:
+    """Several :func:`reduce_scatter_wide` of one dtype as a single message."""
+    flat, finish = _joined_for_wide_sum(xs, dims, axes, dtype)
+    return finish([current().all_to_all(flat, axes)])
+
+
 def all_reduce_many(
     xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum", owned: bool = False
 ) -> list[Tensor]:
@@ -167,6 +184,12 @@ def reduce_scatter_begin(xs: list[Tensor], dims: list[int], axes: tuple[str, ...
     return Pending((current().begin("reduce_scatter", flat, axes),), finish)
 
 
+def reduce_scatter_wide_begin(xs: list[Tensor], dims: list[int], axes: tuple[str, ...], dtype: torch.dtype) -> Pending:
+    """Begin :func:`reduce_scatter_wide_many`; the sums are taken at the :func:`wait`."""
+    flat, finish = _joined_for_wide_sum(xs, dims, axes, dtype)
+    return Pending((current().begin("all_to_all", flat, axes),), finish)
+
+
 def all_reduce_begin(xs: list[Tensor], axes: tuple[str, ...], reduction: str = "sum", owned: bool = False) -> Pending:
     """Begin :func:`all_reduce_many`. The tensors must not be written before the :func:`wait`."""
     alone = {i: x.contiguous() for i, x in enumerate(xs) if owned and x.numel() * x.element_size() >= LARGE}
@@ -183,7 +206,7 @@ def all_reduce_begin(xs: list[Tensor], axes: tuple[str, ...], reduction: str = "
     return Pending(tuple(current().begin("all_reduce", m, axes, reduction) for m in messages), finish)
 
 
-BEGINS = (all_gather_begin, reduce_scatter_begin, all_reduce_begin)
+BEGINS = (all_gather_begin, reduce_scatter_begin, reduce_scatter_wide_begin, all_reduce_begin)
 """What begins a message; each is waited for once."""
 
 
@@ -253,6 +276,40 @@ def _joined_for_scatter(xs: list[Tensor], dims: list[int], axes: tuple[str, ...]
     if len(padded) == 1:
         return padded[0].reshape(-1), finish
     return torch.cat([p.reshape(count, -1) for p in padded], dim=1).view(-1), finish
+
+
+def _joined_for_wide_sum(
+    xs: list[Tensor], dims: list[int], axes: tuple[str, ...], dtype: torch.dtype
+) -> tuple[Tensor, Finish]:
+    """The message that brings the addends of all of ``xs`` to who adds them, and how they are added and taken apart."""
+    mesh = current().mesh
+    count = mesh.size(*axes)
+    padded = [_pad_by_axes(x.movedim(d, 0), axes, mesh) for x, d in zip(xs, dims, strict=True)]
+    shapes = [torch.Size((p.shape[0] // count, *p.shape[1:])) for p in padded]
+
+    def finish(done: list[Tensor]) -> list[Tensor]:
+        total = torch.sum(done[0].view(count, -1), 0, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
+        parts = torch.split(total, [shape.numel() for shape in shapes])
+        return [p.view(shape).movedim(0, d) for p, shape, d in zip(parts, shapes, dims, strict=True)]
+
+    if len(padded) == 1:
+        return padded[0].reshape(-1), finish
+    return torch.cat([p.reshape(count, -1) for p in padded], dim=1).view(-1), finish
+
+
+def _pad_by_axes(x: Tensor, axes: tuple[str, ...], mesh: Mesh) -> Tensor:
+    """Dim 0 cut by each axis in turn and padded at each: the chunks of all ranks of the group, one after another."""
+    if not Segment(x.shape[0], axes).padded(mesh):
+        return x
+    x = x.unsqueeze(0)
+    for axis in axes:
+        count = mesh.size(axis)
+        chunk = ceil_div(x.shape[1], count)
+        missing = chunk * count - x.shape[1]
+        if missing:
+            x = torch.cat([x, x.new_zeros((x.shape[0], missing, *x.shape[2:]))], dim=1)
+        x = x.reshape(x.shape[0] * count, chunk, *x.shape[2:])
+    return x.flatten(0, 1)
 
 
 def _flat(xs: list[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 """The collectives that may run beside the computation."""
 
 
@@ -47,9 +47,13 @@ class Collectives(Protocol):
 
     def reduce_scatter(self, x: Tensor, axes: tuple[str, ...]) -> Tensor: ...
 
+    def all_to_all(self, x: Tensor, axes: tuple[str, ...]) -> Tensor: ...
+
 
 def at_once(here: Collectives, kind: Kind, x: Tensor, axes: tuple[str, ...], reduction: str = "sum") -> Work:
     """``begin`` for a communicator that does everything as it is asked for."""
     if kind == "all_reduce":
         return Done(here.all_reduce(x, axes, reduction))
+    if kind == "all_to_all":
+        return Done(here.all_to_all(x, axes))
     return Done(here.all_gather(x, axes) if kind == "all_gather" else here.reduce_scatter(x, axes))

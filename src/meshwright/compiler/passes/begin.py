@@ -15,8 +15,14 @@ from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.mesh import Mesh, Segment
 
 GATHERS = (collectives.all_gather, collectives.all_gather_many)
-_SINGLE = (collectives.all_gather, collectives.reduce_scatter, collectives.all_reduce)
-_MANY = (collectives.all_gather_many, collectives.reduce_scatter_many, collectives.all_reduce_many)
+_WIDE = (collectives.reduce_scatter_wide, collectives.reduce_scatter_wide_many)
+_SINGLE = (collectives.all_gather, collectives.reduce_scatter, collectives.reduce_scatter_wide, collectives.all_reduce)
+_MANY = (
+    collectives.all_gather_many,
+    collectives.reduce_scatter_many,
+    collectives.reduce_scatter_wide_many,
+    collectives.all_reduce_many,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ def can_begin(node: fx.Node, mesh: Mesh) -> bool:
         return False
     if node.target is collectives.all_reduce:
         return len(node.args) < 3 or node.args[2] != "logsumexp"
+    if node.target is collectives.reduce_scatter_wide:
+        return True
     arguments: tuple[Any, ...] = node.args
     dim, axes = arguments[1:3]
     gathers = node.target is collectives.all_gather
@@ -70,6 +78,9 @@ def split(node: fx.Node, free: Container[fx.Node] = ()) -> Begun:
     elif node.target in (collectives.reduce_scatter, collectives.reduce_scatter_many):
         given = ([args[0]], [args[1]], args[2]) if single else args
         target = collectives.reduce_scatter_begin
+    elif node.target in _WIDE:
+        given = ([args[0]], [args[1]], args[2], args[3]) if single else args
+        target = collectives.reduce_scatter_wide_begin
     else:
         given = ([args[0]], args[1], (*args, "sum")[2], args[0] in free) if single else args
         target = collectives.all_reduce_begin

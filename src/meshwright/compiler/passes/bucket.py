@@ -23,6 +23,7 @@ from meshwright.compiler.mesh import Mesh, Segment
 
 BYTES = 32 * 2**20
 """The most that one message carries, of local bytes: enough to hide the latency, little beside a block."""
+_JOINED = (collectives.all_gather, collectives.reduce_scatter, collectives.reduce_scatter_wide, collectives.all_reduce)
 SMALL = 2**20
 """In the update, blocks that send less than so many bytes share messages; others send their own, block by block."""
 
@@ -35,6 +36,9 @@ class _Key:
     axes: tuple[str, ...]
     reduction: str
     dtype: Any
+    """Of what is sent."""
+    rounded: Any
+    """The dtype to which wide sums are rounded; None for other collectives."""
     where: tuple[str, str]
     early: bool
     """Placed where the first member stands (weights gathered for use), else where the last one does."""
@@ -65,7 +69,7 @@ def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node
     for node, key in keyed:
         if key.where[0] == "update" and sent[key] < SMALL:
             key = replace(key, where=("update", ""))
-        kind = (key.target, key.axes, key.reduction, key.dtype, key.early)
+        kind = (key.target, key.axes, key.reduction, key.dtype, key.rounded, key.early)
         if kind not in current or current[kind][0].where != key.where:
             current[kind] = (key, [])
             runs.append(current[kind])
@@ -74,7 +78,7 @@ def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node
 
 
 def _key(node: fx.Node, mesh: Mesh) -> _Key | None:
-    if node.target not in (collectives.all_gather, collectives.reduce_scatter, collectives.all_reduce):
+    if node.target not in _JOINED:
         return None
     note = annotation(node)
     source = node.all_input_nodes[0]
@@ -84,12 +88,14 @@ def _key(node: fx.Node, mesh: Mesh) -> _Key | None:
     arguments: tuple[Any, ...] = node.args
     if node.target is collectives.all_reduce:
         _, axes, reduction = arguments
-        return None if reduction == "logsumexp" else _Key(node.target, axes, reduction, dtype, where, early)
+        return None if reduction == "logsumexp" else _Key(node.target, axes, reduction, dtype, None, where, early)
     dim, axes = arguments[1:3]
+    if node.target is collectives.reduce_scatter_wide:
+        return _Key(node.target, axes, "", dtype, arguments[3], where, early)
     size = arguments[3] if node.target is collectives.all_gather else source.meta["val"].shape[dim]
     if len(axes) > 1 and Segment(size, axes).padded(mesh):
         return None  # padding within stands at the end of every outer chunk, so it goes axis by axis
-    return _Key(node.target, axes, "", dtype, where, early)
+    return _Key(node.target, axes, "", dtype, None, where, early)
 
 
 def _buckets(nodes: list[fx.Node], order: dict[fx.Node, int], early: bool, limit: int) -> Iterator[list[fx.Node]]:
@@ -128,6 +134,9 @@ def _join(graph: fx.Graph, key: _Key, members: list[fx.Node], order: dict[fx.Nod
             made = graph.call_function(
                 collectives.reduce_scatter_many, (inputs, [m.args[1] for m in members], key.axes)
             )
+        elif key.target is collectives.reduce_scatter_wide:
+            args = (inputs, [m.args[1] for m in members], key.axes, key.rounded)
+            made = graph.call_function(collectives.reduce_scatter_wide_many, args)
         else:
             owned = all(i in free for i in inputs) and len(set(inputs)) == len(inputs)
             made = graph.call_function(collectives.all_reduce_many, (inputs, key.axes, key.reduction, owned))

@@ -24,6 +24,7 @@ from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
+from meshwright.compiler.passes.widen_reductions import Widening, for_update, widen_reductions, widening_of
 from meshwright.compiler.plan import Offload, Plan
 
 
@@ -48,16 +49,20 @@ def compile_step(
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
+    widening = widening_of(plan)
     local = partial(_local, known, verify, raw=raw)
 
-    prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan))
+    prologue = local(program.prologue, plan.mesh, _prologue_placement(program, plan), widening=widening)
     micro = local(
         known.recomputed(program.micro, plan.recompute),
         plan.mesh.with_micro(plan.microbatches),
         _micro_placement(program, plan, layout),
         sequence=frozenset(plan.sequence),
         prefetch=plan.prefetch,
+        widening=widening,
     )
+    if widening is not None:
+        widening = for_update(widening, program.micro, micro)
     owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
     update = local(
         program.update,
@@ -66,6 +71,7 @@ def compile_step(
         whole_contractions=True,
         prefetch=plan.prefetch,
         on_host=plan.offload,
+        widening=widening,
     )
     final = {name: _with_gradient(lies, owed.get(Value("gradient", name))) for name, lies in layout.items()}
     return RankProgram(program, plan, plan.mesh, prologue, micro, update, layouts=final, state=state)
@@ -82,6 +88,7 @@ def _local(
     whole_contractions: bool = False,
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
+    widening: Widening | None = None,
     raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""
@@ -90,10 +97,13 @@ def _local(
         placed = propagate(graph, mesh, placement, sequence=sequence, whole_contractions=whole_contractions, warn=_warn)
         if verify:
             verify_owed(placed, mesh)
-        made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
+        made = verify_shapes(lower(placed, mesh), mesh, meta=not verify)
+        if widening is not None:
+            made = verify_shapes(widen_reductions(made, mesh, widening), mesh, meta=not verify)
+        made = in_turn(made)
         return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, sequence, whole_contractions, prefetch, on_host, raw)
+    options = (verify, widening, sequence, whole_contractions, prefetch, on_host, raw)
     return known.local(graph, mesh, placement, options, make)
 
 

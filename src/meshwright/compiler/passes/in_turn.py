@@ -28,12 +28,18 @@ def in_turn(local: LocalGraph) -> LocalGraph:
 
 
 def _moved_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """Inputs that are sent, and what is sent of them."""
+    """Inputs that are sent, and what is sent of them, first what is sent first: so like messages stand together."""
     functions = set(COLLECTIVES.values())
-    found: dict[fx.Node, None] = {}
+    sent: dict[fx.Node, int] = {}
     for node in graph.nodes:
         sources = node.all_input_nodes
         free = bool(sources) and (node.target in functions or copies(node))
-        if free and all(n.op == "placeholder" or n in found for n in sources):
-            found[node] = None
-    return list(found)
+        if free and all(n.op == "placeholder" or n in sent for n in sources):
+            before = max(sent.get(n, 0) for n in sources)
+            sent[node] = before + (sources[0].target in functions)
+    # casts and views of what has come are made where they are read
+    needed: set[fx.Node] = set()
+    for node in reversed(sent):
+        if node.target in functions or any(user in needed for user in node.users):
+            needed.add(node)
+    return sorted((n for n in sent if n in needed), key=lambda n: sent[n])

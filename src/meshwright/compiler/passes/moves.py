@@ -62,7 +62,9 @@ class Moves:
         if final:
             # at once, so that a gradient is cut as soon as it is there and the whole one is freed
             placed.node.append(made)
-        moved = Placed(made, target, self._priority(placed.priority, target), weight=placed.weight and not final)
+        weight = placed.weight and not final
+        owed_in = placed.owed_in if target.owed else 0
+        moved = Placed(made, target, self._priority(placed.priority, target), weight=weight, owed_in=owed_in)
         self._moved[key] = moved
         if pays and not target.owed and not final:
             self._paid[placed.node] = moved

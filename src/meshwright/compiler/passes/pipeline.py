@@ -16,6 +16,7 @@ from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finished
 from meshwright.compiler.passes.pieces import ORDER, Piece, split
 from meshwright.compiler.passes.stages import assign, block_order
+from meshwright.compiler.passes.tell_numerics import tell_numerics
 from meshwright.compiler.passes.untie import original, untie
 from meshwright.compiler.passes.update_stages import assign_update, rounds_of
 from meshwright.compiler.passes.verify_end import verify_end
@@ -30,10 +31,13 @@ def compile_plan(program: StepProgram, plan: Plan, *, verify: bool = True) -> Co
     Raises MeshwrightError (E03xx, E05xx) where the plan cannot be followed.
     """
     if plan.pipeline is None and PIPE not in plan.mesh.names:
-        compiled = compile_step(program, plan, verify=verify)
+        compiled: Compiled = compile_step(program, plan, verify=verify)
         verify_end(compiled)
-        return compiled
-    return compile_pipeline(program, plan, verify=verify)
+    else:
+        compiled = compile_pipeline(program, plan, verify=verify)
+    if verify:
+        tell_numerics(compiled)
+    return compiled
 
 
 def compile_pipeline(program: StepProgram, plan: Plan, *, verify: bool = True) -> PipelineProgram:

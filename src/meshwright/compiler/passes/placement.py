@@ -53,5 +53,8 @@ class Placed:
     priority: dict[str, Priority]
     weight: bool = False
     """Whether it is made of stored weights alone, by casts and views."""
+    owed_in: int = 0
+    """Of a value that owes sums: the bytes of an element in which its addends were made, or the fewest that they have
+    had since; 0 where it owes none."""
     terms: tuple[Placed, Placed] | None = None
     """Of a sum that nothing else reads: a term that owed nothing, and one that still owes (see :mod:`sums`)."""

@@ -15,6 +15,8 @@
 ``prefetch=n``   stored weights are gathered n blocks ahead, beside the computation; n is 1
                  if it is left out
 ``offload``      optimizer state is kept in the host's memory
+``numerics=p``   of sums in half precision: ``safe`` takes them in fp32, ``warn`` tells of them,
+                 ``as-written`` leaves them
 ``pp=n``         axis ``pipe``: blocks are cut by depth into n stages, or more with ``virtual``
 ``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out
 ``virtual=n``    stages on each rank; if it is left out, as many as the schedule is made for
@@ -36,7 +38,19 @@ from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.stages import pipeline_of
 from meshwright.compiler.passes.tensor_parallel import tensor_cut
 from meshwright.compiler.passes.treated import at_every_block
-from meshwright.compiler.plan import PIPE, Hashes, ParameterPlan, Pipeline, Plan, Precision, Recompute, Save, Storage
+from meshwright.compiler.plan import (
+    PIPE,
+    Hashes,
+    Numerics,
+    ParameterPlan,
+    Pipeline,
+    Plan,
+    Precision,
+    Recompute,
+    Save,
+    Storage,
+)
+from meshwright.compiler.recompute_reader import POLICIES
 from meshwright.compiler.schedules import catalogue
 
 _AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
@@ -44,13 +58,15 @@ _AXES |= {"pp": PIPE}
 _FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload", "virtual")
 _NUMBERED = ("micro", "recompute", "selective", "prefetch", "virtual")
 _SCHEDULE = "schedule"
+_NUMERICS = "numerics"
 _SAVES: dict[str, Save] = {"recompute": "nothing", "selective": "matmuls"}
 
 
 def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
     """The plan that a preset names, for this program. Raises E0307 for words it does not know, sizes that
     do not fit the ranks, or axes named twice."""
-    text, schedule = _take_schedule(text)
+    text, schedule = _take_word(text, _SCHEDULE)
+    text, policy = _take_word(text, _NUMERICS)
     sizes, flags = _parse(text, ranks)
     batch = tuple(axis for axis in ("replica", "data") if any(_AXES[w] == axis for w in sizes))
     pipeline = _pipeline(text, sizes, flags, schedule, program)
@@ -80,18 +96,29 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         sequence=tensor if "sp" in flags else (),
         parameters=parameters,
         precision=precision or Precision(),
+        numerics=_policy(policy),
         recompute=_recompute(flags, program),
         offload=("state",) if "offload" in flags else (),
         prefetch=flags.get("prefetch", 0),
         pipeline=pipeline,
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
-        name=",".join([text, f"schedule={schedule}"]) if schedule else text,
+        name=",".join(filter(None, [text, schedule and f"schedule={schedule}", policy and f"numerics={policy}"])),
     )
 
 
-def _take_schedule(text: str) -> tuple[str, str]:
-    """The text without the word ``schedule=...``, and the schedule; empty if there is none."""
-    found = re.search(r"(?:^|(?<=,))\s*schedule\s*=\s*([\w-]+)\s*(?:,|$)", text)
+def _policy(word: str) -> Numerics:
+    """The policy of that name; the default one if none is said. Raises E0307 for one that is unknown."""
+    for policy in POLICIES:
+        if word == policy:
+            return policy
+    if word:
+        raise error("E0307", f"unknown policy '{word}' of numerics", None, suggestion(word, POLICIES))
+    return "warn"
+
+
+def _take_word(text: str, word: str) -> tuple[str, str]:
+    """The text without the word ``schedule=...``, say, and what it says; empty if it is not there."""
+    found = re.search(rf"(?:^|(?<=,))\s*{word}\s*=\s*([\w-]+)\s*(?:,|$)", text)
     if found is None:
         return text, ""
     rest = (part.strip(" ,") for part in (text[: found.start()], text[found.end() :]))
@@ -169,8 +196,11 @@ def _word_and_number(item: str) -> tuple[str, int]:
     word, equals, number = _in_words_of_the_field(item).partition("=")
     if word == _SCHEDULE:
         raise error("E0307", f"'{item}' needs the name of a schedule", None, "write schedule=1f1b, say")
+    if word == _NUMERICS:
+        raise error("E0307", f"'{item}' needs a policy", None, "write numerics=safe, say")
     if word not in _AXES and word not in _FLAGS:
-        raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
+        known = [*_AXES, *_FLAGS, _SCHEDULE, _NUMERICS]
+        raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, known))
     if word == "sp" and equals:
         raise error("E0307", f"'{item}': sp takes no number, it follows tp", None, "write sp")
     if word == "offload" and equals:

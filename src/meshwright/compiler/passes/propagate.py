@@ -76,7 +76,8 @@ class _Propagation:
         sharding = self.placement.inputs.get(value) or Sharding.whole(annotation(node).shape)
         stored = self.placement.storage.get(value, frozenset())
         priority = {a: Priority.STORAGE if a in stored else Priority.HARD for a in sharding.axes}
-        placed = Placed(_annotate(copy, node, sharding), sharding, priority, weight=value.kind == "parameter")
+        weight, owed_in = value.kind == "parameter", _element(node) if sharding.owed else 0
+        placed = Placed(_annotate(copy, node, sharding), sharding, priority, weight=weight, owed_in=owed_in)
         target = self.placement.early.get(value)
         if target is not None:
             # it belongs to the block of whoever reads it first
@@ -91,7 +92,7 @@ class _Propagation:
             return (self._place_item(node),)
         call, sources = call_of(node), operand_nodes(node)
         operands = [self.moves.paid(self._only(s)) for s in sources]
-        if widens(node, call):
+        if widens(node, call) or self._loses(node, call, operands):
             operands = [self._paid_before(p, node) for p in operands]
         if call.name == "meshwright.total.default":
             total = total_by_groups(self.new, call, node, operands, self.moves, lambda n, s: _annotate(n, node, s))
@@ -107,6 +108,13 @@ class _Propagation:
         if is_sum(call) and alone and made[0] is not None:
             return (replace(made[0], terms=terms_of(operands)),)
         return made
+
+    def _loses(self, node: fx.Node, call: OpCall, operands: list[Placed]) -> bool:
+        """Whether a call casts addends to fewer bytes than they were made in, so that their sum would be taken in a
+        dtype in which no addend was meant to be. Gradients are cast to the dtype in which the plan wants their sums."""
+        if call.name != "aten._to_copy.default" or all(user.op == "output" for user in node.users):
+            return False
+        return operands[0].owed_in > _element(node)
 
     def _paid_before(self, placed: Placed, user: fx.Node) -> Placed:
         """The value without what it owes over axes of ranks, except where it is to be scattered along time."""
@@ -129,8 +137,19 @@ class _Propagation:
         copy.meta = {**node.meta, DECISION: Chosen(call, rule, decision)}
         if len(decision.results) == 1 and decision.results[0] is not None:
             _annotate(copy, node, decision.results[0])
+        owed_in = (
+            min((p.owed_in for p in operands if p.owed_in), default=_element(node)) if operands else _element(node)
+        )
         return tuple(
-            None if s is None else Placed(copy, s, _inherit(s, decision.priority), weight=keep)
+            None
+            if s is None
+            else Placed(
+                copy,
+                s,
+                _inherit(s, decision.priority),
+                weight=keep,
+                owed_in=min(owed_in, _element(node)) if s.owed else 0,
+            )
             for s in decision.results
         )
 
@@ -181,6 +200,14 @@ def _no_offset(offset: Offset) -> int:
 
 def _inherit(sharding: Sharding, priority: Mapping[str, Priority]) -> dict[str, Priority]:
     return {a: priority.get(a, Priority.HARD) for a in sharding.axes}
+
+
+def _element(node: fx.Node) -> int:
+    """The bytes of an element; of several results, of the first."""
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    dtype = getattr(first, "dtype", None) or annotation(node).dtype
+    return dtype.itemsize if dtype is not None else 8
 
 
 def _bytes(node: fx.Node) -> float:

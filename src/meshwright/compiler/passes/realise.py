@@ -75,6 +75,7 @@ class Realiser:
             sequence=tensor if candidate.sequence else (),
             parameters=parameters,
             precision=self.precision,
+            numerics=self._pins.numerics or "warn",
             recompute=self._recompute(candidate) if recompute is None else recompute,
             offload=("state",) if candidate.offload else (),
             prefetch=candidate.prefetch,

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error, suggestion
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error, nearest, suggestion
 from meshwright.compiler.plan import Save
+from meshwright.compiler.recompute_reader import POLICIES
 from meshwright.compiler.schedules.catalogue import modules
 from meshwright.compiler.search.candidate import SAVES
 from meshwright.compiler.search.pins import Pins
@@ -30,6 +31,7 @@ WORDS = (
     "prefetch",
     "offload",
     "whole",
+    "numerics",
     "pp",
     "schedule",
     "virtual",
@@ -93,6 +95,11 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
                 message = f"'{item}': what is left whole under tensor parallelism is 'vocabulary'"
                 raise error("E0431", message, place, "write whole=vocabulary")
             return {"whole": ("vocabulary",)}
+        case "numerics":
+            if value not in POLICIES:
+                message = f"'{item}': numerics is {', '.join(POLICIES)}"
+                raise error("E0431", message, place, f"write numerics={nearest(value, POLICIES) or POLICIES[0]}")
+            return {"numerics": value}
         case "prefetch":
             if equals and not re.fullmatch(r"\d{1,2}", value):
                 raise error("E0431", f"'{item}' needs a number of blocks", place, "write prefetch, or no prefetch")

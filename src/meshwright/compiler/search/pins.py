@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshwright.compiler.diagnostics import Span, error
-from meshwright.compiler.plan import ParameterPlan, Recompute, Save
+from meshwright.compiler.plan import Numerics, ParameterPlan, Recompute, Save
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
 
 
@@ -38,6 +38,7 @@ class Pins:
     prefetch: int | None = None
     offload: bool | None = None
     whole: tuple[str, ...] | None = None
+    numerics: Numerics | None = None
     pipe: int | None = None
     pipe_wanted: bool = False
     """``pp`` without a number: some pipeline."""
@@ -81,7 +82,8 @@ class Pins:
     def joined(self, further: Pins) -> Pins:
         """These pins and further ones. Raises MeshwrightError E0432 where they contradict each other."""
         fields = ("replica", "data", "tensor", "storage", "sequence", "microbatches", "save", "every", "prefetch",
-                  "offload", "whole", "pipe", "schedule", "virtual", "by_stage", "placed", "recompute")  # fmt: skip
+                  "offload", "whole", "numerics", "pipe", "schedule", "virtual", "by_stage", "placed",
+                  "recompute")  # fmt: skip
         for name in fields:
             mine, other = getattr(self, name), getattr(further, name)
             if mine is not None and other is not None and mine != other:

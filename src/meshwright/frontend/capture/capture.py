@@ -23,6 +23,7 @@ from meshwright.frontend.capture.export import PREFIX, export
 from meshwright.frontend.capture.fingerprint import fingerprint
 from meshwright.frontend.capture.folding import fold_masks
 from meshwright.frontend.capture.joint import trace_joint
+from meshwright.frontend.capture.loss_scale import SCALE, LossScale, last_read, scale_for
 from meshwright.frontend.capture.origins import Blocks, strip
 from meshwright.frontend.capture.spread import keep_once
 from meshwright.frontend.capture.stand_in import Casts, buffers, cast, casts, parameters
@@ -40,6 +41,7 @@ def capture(
     scalars: Sequence[str] = ("lr",),
     batch_dims: Mapping[str, int | None] | None = None,
     precision: Precision | None = None,
+    loss_scale: LossScale | None = None,
 ) -> StepProgram:
     """Capture one training step at the shapes of the given (whole, global) batch.
 
@@ -49,7 +51,8 @@ def capture(
     accepts except ``labels``; the loss function gets the batch as given. The model may be on the meta
     device; it is left as it is. ``clip`` is the largest global gradient norm. ``scalars`` are the entries
     of parameter groups that the host may change at each step. The
-    default ``precision`` keeps the dtypes of the model.
+    default ``precision`` keeps the dtypes of the model. ``loss_scale`` says how the loss is scaled; not said: by the
+    defaults where the precision computes in fp16, else not at all.
 
     Raises MeshwrightError (E0251 to E0258), at the user's line, for what cannot be captured.
     """
@@ -61,13 +64,21 @@ def capture(
     logical = tuple(_owned(p, owned) for p in parameters(model, wanted.weights))
     buffer_specs = buffers(model)
     exported = export(Step(model, loss, batch), call, found, wanted.compute)
-    micro = _Micro(model, exported, logical, buffer_specs, found, wanted)
+    scale = scale_for(precision, loss_scale)
+    micro = _Micro(model, exported, logical, buffer_specs, found, wanted, set(owned) if scale is not None else set())
     constants: dict[str, Tensor] = {}
     body, inputs, outputs, trained = micro.trace(constants)
     prologue = split_prologue(body, inputs, dims, batch_size)
     micro_graph = finish(body, inputs, outputs)
     update = capture_update(
-        [p for p in logical if p.name in trained], optimizer, owned, clip, tuple(scalars), wanted.reduce, constants
+        [p for p in logical if p.name in trained],
+        optimizer,
+        owned,
+        clip,
+        tuple(scalars),
+        wanted.reduce,
+        constants,
+        scale,
     )
     label_update(update.graph, Blocks(model))
     used = {v.name for g in (prologue, micro_graph, update.graph) for v in g.signature.inputs if v.kind == "constant"}
@@ -106,6 +117,7 @@ class _Micro:
         buffer_specs: dict[str, TensorSpec],
         batch: dict[str, Tensor],
         wanted: Casts,
+        scaled: set[str],
     ) -> None:
         self._model = model
         self._exported = exported
@@ -113,6 +125,8 @@ class _Micro:
         self._buffers = buffer_specs
         self._batch = batch
         self._wanted = wanted
+        self._scaled = scaled
+        """The parameters that an optimizer owns, where the loss is scaled."""
         self._index = {name: i for i, p in enumerate(logical) for name in (p.name, *p.aliases)}
 
     def trace(self, constants: dict[str, Tensor]) -> tuple[fx.GraphModule, list[Value], list[Value], set[str]]:
@@ -144,12 +158,16 @@ class _Micro:
             {n: 1 + len(self._buffers) + len(self._batch) + names.index(n) for n in masks},
             Blocks(self._model),
             PREFIX,
+            bool(self._scaled),
         )
         inputs = [Value("parameter", p.name) for p in self._logical]
         inputs += [Value("key", "key")]
         inputs += [Value("buffer", n) for n in self._buffers]
         inputs += [Value("batch", n) for n in self._batch]
         inputs += [Value("constant", n) for n in names]
+        if self._scaled:
+            owner = last_read(joint.module, [p.name for p in self._logical], self._scaled)
+            inputs.append(Value("state", f"{owner}/{SCALE}"))
         trained = [p.name for p in self._logical if p.trainable]
         with_gradient = [n for n, has in zip(trained, joint.has_gradient, strict=True) if has]
         results = [Value("loss", "loss")]
@@ -167,6 +185,8 @@ class _Micro:
         made += [fake_tensor(s.shape, s.dtype) for s in self._buffers.values()]
         made += [fake_tensor(t.shape, t.dtype) for t in self._batch.values()]
         made += [fake_tensor(t.shape, t.dtype) for t in constants.values()]
+        if self._scaled:
+            made.append(fake_tensor((), torch.float32))
         return made
 
     def _arguments(self, constants: list[str]) -> Callable[[list[Tensor], list[Tensor]], list[Any]]:

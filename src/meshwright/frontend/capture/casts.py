@@ -35,10 +35,25 @@ def place_casts(graph: fx.Graph, inputs: Sequence[Value], outputs: Sequence[Valu
         while node.target is CAST and len(node.users) == 1:
             chain.append(node)
             node = node.all_input_nodes[0]
+        if len(chain) > 1 and _dtype(node) == _dtype(chain[0]) and all(map(_wide, chain[1:])):
+            # to the dtype of the weights and back to that of the sum: nothing has happened
+            output.replace_input_with(chain[0], node)
+            for cast in chain:
+                graph.erase_node(cast)
+            continue
         for cast in reversed(chain):
             annotation(cast).block = blocks.around(value.name)
             node.append(cast)
             node = cast
+
+
+def _wide(node: fx.Node) -> bool:
+    return _dtype(node) in (torch.float32, torch.float64)
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def label_update(graph: Graph, blocks: Blocks) -> None:

@@ -209,6 +209,7 @@ def trace_joint(
     masks: dict[str, int],
     blocks: Blocks,
     prefix: str,
+    scaled: bool = False,
 ) -> Joint:
     """Trace loss, gradients and buffers.
 
@@ -216,7 +217,7 @@ def trace_joint(
     the key first, then whatever ``arguments(parameters, others)`` needs to give the inputs of ``module``.
     ``outputs`` says which output of ``module`` is the loss and which are buffers (with their dtypes). The traced
     outputs are ``(loss, *buffers, *gradients of trainable parameters that have one)``. ``masks`` says which of
-    ``others`` the constant masks are.
+    ``others`` the constant masks are. ``scaled``: the last of ``others`` is what gradients begin at.
     """
     marker = Marker(blocks)
     flags: list[bool] = []
@@ -237,8 +238,9 @@ def trace_joint(
         if loss.requires_grad:
             interpreter.mark_backward()
             marker.switch(None, "backward")
-            one = torch.full((), 1.0, dtype=loss.dtype)  # not ones_like, which would wait for the loss
-            grads = _gradients(loss, wanted, one)
+            # not ones_like, which would wait for the loss
+            begin = rest[-1].to(loss.dtype) if scaled else torch.full((), 1.0, dtype=loss.dtype)
+            grads = _gradients(loss, wanted, begin)
         flags.extend(g is not None for g in grads)
         given = [g if reduce is None else g.to(reduce) for g in grads if g is not None]
         marker.switch(None)

@@ -13,10 +13,12 @@ from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.graph.adapter import compiling, functionalized, trace
 from meshwright.compiler.graph.fake import fake_mode, fake_tensor
 from meshwright.compiler.graph.program import Graph, Parameter, TensorSpec, Value
+from meshwright.frontend.capture import loss_scale
 from meshwright.frontend.capture.assemble import finish, lift_constants
 from meshwright.frontend.capture.assembly import Assembly, Steps
 from meshwright.frontend.capture.contractions import rewrite_contractions
 from meshwright.frontend.capture.initial_state import initial_state
+from meshwright.frontend.capture.loss_scale import LossScale
 from meshwright.frontend.capture.origins import error_origin
 from meshwright.frontend.capture.stand_in import cast
 from meshwright.frontend.capture.tidy import tidy
@@ -53,12 +55,13 @@ def capture_update(
     scalars: tuple[str, ...],
     reduce: torch.dtype | None,
     constants: dict[str, Tensor],
+    scale: LossScale | None = None,
 ) -> Update:
     """Trace the update of the parameters that have a gradient. Raises E0253 for an optimizer that cannot be traced."""
     plan = _Plan([(p, owned[p.name]) for p in trained if p.name in owned], _scalars(optimizer, scalars))
     try:
         _discover_state(plan)
-        return _trace(plan, trained, clip, reduce, constants)
+        return _trace(plan, trained, clip, reduce, constants, scale)
     except MeshwrightError:
         raise
     except Exception as failure:
@@ -158,7 +161,12 @@ def _discover_state(plan: _Plan) -> None:
 
 
 def _trace(
-    plan: _Plan, trained: list[Parameter], clip: float | None, reduce: torch.dtype | None, constants: dict[str, Tensor]
+    plan: _Plan,
+    trained: list[Parameter],
+    clip: float | None,
+    reduce: torch.dtype | None,
+    constants: dict[str, Tensor],
+    scale: LossScale | None,
 ) -> Update:
     """Norm and clipping of all gradients, then the optimizer's step of each parameter.
 
@@ -173,15 +181,24 @@ def _trace(
     }
     states = {n: graph.place(Value("state", n), _fake(s)) for n, s in plan.state.items()}
     scalars = {n: graph.place(Value("scalar", n), fake_tensor((), torch.float64)) for n in plan.scalars}
+    scaling = loss_scale.place(graph, list(parameters), scale) if scale is not None and parameters else None
+    if scaling is not None:
+        grads = scaling.unscaled(graph, grads)
     norm, grads = _clip(graph, grads, clip)
     stepped = _step_all(graph, plan, parameters, grads, states, scalars, constants)
+    state, first = dict(plan.state), dict(plan.state_init)
+    if scaling is not None:
+        stepped = scaling.kept(graph, norm, stepped, {**parameters, **states})
+        specs, values = loss_scale.state_of(list(parameters), scaling.how)
+        state |= specs
+        first |= values
     results = {Value("norm", "norm"): norm}
     results.update({Value("parameter", n): stepped[n] for n in parameters})
-    results.update({Value("state", n): stepped[n] for n in states})
+    results.update({Value("state", n): stepped[n] for n in state})
     module = graph.finish(list(results.values()))
     rewrite_contractions(module)
     tidy(module)
-    return Update(finish(module, graph.inputs, list(results)), plan.state, plan.state_init, plan.scalars)
+    return Update(finish(module, graph.inputs, list(results)), state, first, plan.scalars)
 
 
 def _fake(spec: TensorSpec) -> Tensor:
