@@ -27,6 +27,7 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "compiling",
+    "decomposed",
     "exporting",
     "functionalized",
     "graph_module",
@@ -67,6 +68,14 @@ def written_in_ops(*ops: OpOverload) -> dict[OpOverload, Callable[..., Any]]:
     """How torch writes these ops in other ones, for those that it tells of."""
     found = get_decompositions(list(ops))
     return {op: found[op] for op in ops if op in found}
+
+
+def decomposed(op: OpOverload) -> Callable[..., Any] | None:
+    """How torch writes one op in other ones: as registered, or as the op itself is composed. None if it does not."""
+    found = get_decompositions([op]).get(op)
+    if found is not None:
+        return found
+    return op.decompose if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else None
 
 
 def overload_name(target: OpOverload) -> str:

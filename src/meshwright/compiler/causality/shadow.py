@@ -1,0 +1,217 @@
+"""What is known of each element of a tensor, and where it is kept: beside the element's place in memory.
+
+A view has the shadow of what it views and a write through a view changes the shadow of the base, so no op that only
+looks at memory otherwise, and none that writes in place, needs a rule of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOW = 1
+"""Trait: a mask's number so far below all scores that ``exp`` makes zero of it, if scores stay moderate."""
+
+VERY_LOW = 2
+"""Trait: likewise, and so far below that no finite score of the dtype comes near it."""
+
+MAYBE_LOW = 4
+"""Trait: a masking number or an ordinary one, as the input says."""
+
+CHOICE = 8
+"""Trait: 0 or another value, by a comparison: what is multiplied with it is chosen rather than mixed."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """Fields have the tensor's shape; ``deps`` has one more dim, of words. None says that no element has any."""
+
+    known: Tensor
+    """bool: the value is the same for every input and every weight."""
+    deps: Tensor | None = None
+    item: Tensor | None = None
+    """int32 code of the item (of a sorted listing) that the element belongs to; 0 for none."""
+    rank: Tensor | None = None
+    """int32 code of the item whose place in its listing the element's value is; 0 for none."""
+    trait: Tensor | None = None
+    """uint8 flags."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.known.shape
+
+    def expand(self, shape: Any) -> Shadow:
+        """Broadcast to a shape."""
+        shape = tuple(shape)
+        if tuple(self.known.shape) == shape:
+            return self
+        return self.map(lambda x: x.expand(shape), lambda x: x.expand(*shape, x.shape[-1]))
+
+    def map(self, one: Any, words: Any = None) -> Shadow:
+        """Apply a function to each field, ``words`` to that of the sets."""
+        return Shadow(
+            one(self.known),
+            None if self.deps is None else (words or one)(self.deps),
+            None if self.item is None else one(self.item),
+            None if self.rank is None else one(self.rank),
+            None if self.trait is None else one(self.trait),
+        )
+
+    def plain(self) -> Shadow:
+        """Without items, ranks and traits."""
+        return Shadow(self.known, self.deps)
+
+    def with_deps(self, deps: Tensor | None) -> Shadow:
+        return replace(self, deps=deps)
+
+    def has(self, trait: int) -> Tensor:
+        """Where an element has one of the traits."""
+        if self.trait is None:
+            return torch.zeros((), dtype=torch.bool).expand(self.known.shape)
+        return (self.trait & trait) != 0
+
+
+_UNKNOWN, _KNOWN = torch.tensor(False), torch.tensor(True)
+
+
+def constant(shape: Any, known: bool = True) -> Shadow:
+    """The shadow of what depends on no token: of a constant, or of a weight, which is not known."""
+    return Shadow((_KNOWN if known else _UNKNOWN).expand(tuple(shape)))
+
+
+@dataclass
+class _Cell:
+    """The shadow of one storage, element by element of its memory. Holds the storage, whose address stays taken."""
+
+    storage: Any
+    unit: int
+    known: Tensor
+    deps: Tensor | None = None
+    item: Tensor | None = None
+    rank: Tensor | None = None
+    trait: Tensor | None = None
+
+
+_FIELDS = ("known", "deps", "item", "rank", "trait")
+_DTYPES = {"known": torch.bool, "deps": torch.int64, "item": torch.int32, "rank": torch.int32, "trait": torch.uint8}
+
+
+@dataclass
+class Memory:
+    """The shadows of all tensors of one run. ``width`` is the words of a set."""
+
+    width: int
+    weights: frozenset[int] = frozenset()
+    """Addresses of storages that hold weights: never known, whatever is in them."""
+    _cells: dict[int, _Cell] = field(default_factory=dict)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether this memory has been seen before."""
+        return tensor.untyped_storage().data_ptr() in self._cells
+
+    def read(self, tensor: Tensor) -> Shadow:
+        """The shadow of a tensor. What was never seen is a constant or a weight."""
+        if tensor.numel() == 0:
+            return constant(tensor.shape)
+        cell = self._cell(tensor)
+        if cell is None:
+            return constant(tensor.shape, False)
+        ratio = tensor.itemsize // cell.unit
+        if ratio > 1:
+            return self._read_wide(cell, tensor, ratio)
+        values = {name: self._strided(cell, name, tensor) for name in _FIELDS}
+        return Shadow(**values)  # type: ignore[arg-type]  # known is never None
+
+    def write(self, tensor: Tensor, shadow: Shadow) -> None:
+        """Set the shadow of the elements of a tensor."""
+        if tensor.numel() == 0:
+            return
+        fresh = not self.holds(tensor)
+        cell = self._cell(tensor, fresh_known=False)
+        if cell is None:
+            return
+        shadow = shadow.expand(tensor.shape)
+        ratio = tensor.itemsize // cell.unit
+        for name in _FIELDS:
+            value = getattr(shadow, name)
+            if value is None and getattr(cell, name) is None:
+                continue
+            if name == "known" and fresh and _uniform(value):
+                size = getattr(cell, name).shape
+                cell.known = value.flatten()[:1].clone().expand(size) if value.dim() else value.clone().expand(size)
+                continue
+            self._open(cell, name)
+            wanted = value if value is not None else 0
+            for part in range(ratio):
+                place = self._strided(cell, name, tensor, ratio, part)
+                assert place is not None
+                if value is None:
+                    place.zero_()
+                else:
+                    place.copy_(wanted)
+
+    def _cell(self, tensor: Tensor, fresh_known: bool = True) -> _Cell | None:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        cell = self._cells.get(address)
+        if cell is None:
+            if storage.nbytes() == 0:
+                return None
+            count = -(-storage.nbytes() // tensor.itemsize)
+            known = fresh_known and address not in self.weights and not tensor.requires_grad
+            cell = _Cell(storage, tensor.itemsize, (_KNOWN if known else _UNKNOWN).expand(count))
+            self._cells[address] = cell
+        elif tensor.itemsize < cell.unit:
+            _refine(cell, cell.unit // tensor.itemsize)
+        return cell
+
+    def _open(self, cell: _Cell, name: str) -> None:
+        """Make a field of a storage writable."""
+        value = getattr(cell, name)
+        count = cell.known.shape[0]
+        if value is None:
+            shape = (count, self.width) if name == "deps" else (count,)
+            setattr(cell, name, torch.zeros(shape, dtype=_DTYPES[name]))
+        elif name == "known" and count > 1 and value.stride(0) == 0:
+            cell.known = value.clone(memory_format=torch.contiguous_format)
+
+    def _strided(self, cell: _Cell, name: str, tensor: Tensor, ratio: int = 1, part: int = 0) -> Tensor | None:
+        value: Tensor | None = getattr(cell, name)
+        if value is None:
+            return None
+        if name == "known" and value.stride(0) == 0:
+            return value[0].expand(tensor.shape)
+        strides = [s * ratio for s in tensor.stride()]
+        offset = tensor.storage_offset() * ratio + part
+        if name == "deps":
+            wide = [s * self.width for s in strides]
+            return value.as_strided((*tensor.shape, self.width), (*wide, 1), offset * self.width)
+        return value.as_strided(tensor.shape, strides, offset)
+
+    def _read_wide(self, cell: _Cell, tensor: Tensor, ratio: int) -> Shadow:
+        """An element that covers several: a complex number over two real ones."""
+        known, deps = None, None
+        for part in range(ratio):
+            one = self._strided(cell, "known", tensor, ratio, part)
+            words = self._strided(cell, "deps", tensor, ratio, part)
+            assert one is not None
+            known = one if known is None else known & one
+            deps = words if deps is None or words is None else deps | words
+        assert known is not None
+        return Shadow(known, deps)
+
+
+def _refine(cell: _Cell, ratio: int) -> None:
+    cell.unit //= ratio
+    for name in _FIELDS:
+        value = getattr(cell, name)
+        if value is not None:
+            setattr(cell, name, value.repeat_interleave(ratio, 0))
+
+
+def _uniform(known: Tensor) -> bool:
+    return known.dim() == 0 or math.prod(known.shape) <= 1 or all(s == 0 for s in known.stride())
