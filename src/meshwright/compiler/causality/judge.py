@@ -129,6 +129,7 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
             subject.wide = not made.feeds or made.feeds[0] is feed
             made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
             return False
+    subject.notice_writes()
     for candidates in (True, False):
         subject.reset()
         torch.manual_seed(0)

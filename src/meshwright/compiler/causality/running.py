@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from meshwright.compiler.causality.feed import Feed, call_with
+from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.interpreter import is_view
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import READS
@@ -27,7 +27,14 @@ _MOST_WEIGHTS = 300_000_000
 
 
 class Widen(TorchDispatchMode):
-    """Computes in float64 what asks for less: every operand, and every dtype that an op is given."""
+    """Computes in float64 what asks for less: every operand, and every dtype that an op is given.
+
+    Weights, whose storages have the ``addresses``, get digits beyond float32: sums of such numbers would be exact.
+    """
+
+    def __init__(self, addresses: frozenset[int]) -> None:
+        super().__init__()
+        self.addresses = addresses
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -35,7 +42,19 @@ class Widen(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or is_view(func) or func._schema.is_mutable:
             return func(*args, **kwargs)
-        return func(*[_widened(a) for a in args], **{k: _widened(v) for k, v in kwargs.items()})
+        return func(*[self._one(a) for a in args], **{k: self._one(v) for k, v in kwargs.items()})
+
+    def _one(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in _NARROW and value.numel():
+            if value.untyped_storage().data_ptr() in self.addresses:
+                return _with_digits(value)
+        return _widened(value)
+
+
+def _with_digits(value: Tensor) -> Tensor:
+    """In float64, each element times a number of its own that is 1 but for rounding in float32."""
+    line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
+    return value.double() * (1 + 1e-9 * torch.cos(line))
 
 
 def _widened(value: Any) -> Any:
@@ -86,6 +105,9 @@ class Subject:
     buffers: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     wide: bool = True
+    writes: bool = False
+    """Whether a run changes weights."""
+    _drawn: list[Tensor] = field(default_factory=list)
 
     @property
     def light(self) -> bool:
@@ -109,9 +131,20 @@ class Subject:
             if gain != 1 and own.dim() > 1:
                 made = made * gain
             parameter.data.copy_(made)
+        self._drawn = [p.detach().clone() for p in self.parameters] if self.writes else []
+
+    def notice_writes(self) -> None:
+        """See, after a run with the weights as drawn last, whether it changed any."""
+        if self.own and not self.writes:
+            before = [p.detach().clone() for p in self.parameters]
+            self.draw(1.0, 1.0, 7)
+            self.writes = not all(torch.equal(a, p) for a, p in zip(before, self.parameters, strict=True))
+            self.draw(1.0, 1.0, 7)
 
     def reset(self) -> None:
-        """Buffers as they were."""
+        """Buffers as they were, and weights that a run has changed."""
+        for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
+            parameter.data.copy_(drawn)
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             buffer.copy_(kept)
 
@@ -138,8 +171,11 @@ class Subject:
                 default = torch.get_default_dtype()
                 stack.callback(torch.set_default_dtype, default)
                 torch.set_default_dtype(torch.float64)
-                values = [_widened(v) for v in values]
-                stack.enter_context(Widen())
+                values = [
+                    _with_digits(v) if leaf.role is Role.TOKENS and v.dtype in _NARROW else _widened(v)
+                    for leaf, v in zip(feed.leaves, values, strict=True)
+                ]
+                stack.enter_context(Widen(self.addresses()))
             for one in around:
                 stack.enter_context(one)
             stack.enter_context(_Noting(read))

@@ -16,7 +16,7 @@ from meshwright.compiler.causality.words import any_over, running
 @rule("aten.linalg_solve_triangular", "aten.triangular_solve")
 def solve_triangular(call: Call) -> Any:
     """Row i of the solution on rows up to i of the matrix and of the right-hand side, or from i on."""
-    matrix, right = call["A"], call.get("B", call.get("self"))
+    matrix, right = (call["A"], call["self"]) if "A" in call.arguments else (call["self"], call["B"])
     upper = bool(call["upper"])
     out = tensors_in(call.out)[0]
     if call.get("left", True) is False or call.get("transpose", False):

@@ -87,7 +87,8 @@ def _exactly(
     deps = None
     if start.deps is not None or values.deps is not None or index.deps is not None:
         kept = call.words(start)
-        kept = kept if adds else torch.where((hit & index.known.all()).unsqueeze(-1) & ~_optional(index), 0, kept)
+        if not adds and index.deps is None:  # otherwise the row may not be there, and nothing is written
+            kept = torch.where(hit.unsqueeze(-1), 0, kept)
         brought = call.words(values) | call.words(index)
         deps = kept | _or_into(base.shape, where, brought)
     rank = None
@@ -97,11 +98,6 @@ def _exactly(
     if values.trait is not None and not adds:
         trait = _put(torch.zeros(base.shape, dtype=torch.uint8), where, values.trait)
     return Shadow(known, deps, None, rank, trait)
-
-
-def _optional(index: Shadow) -> bool:
-    """Whether the write may not take place, since its row may not be there."""
-    return index.deps is not None
 
 
 def _add(base: Tensor, where: list[Tensor | None], values: Tensor) -> Tensor:
