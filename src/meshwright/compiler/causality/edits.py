@@ -132,7 +132,7 @@ def edited(feed: Feed, values: list[Tensor], edit: Edit, vocabulary: dict[int, i
             made.append(value)
             continue
         rows = value.clone()
-        view = _row(rows, feed, edit.row)  # [length, ...]
+        view = row_of(rows, feed, edit.row)  # [length, ...]
         given = leaf.value.reshape(-1)
         if edit.how == "random" or (edit.how == "number" and not _fits(edit.number, vocabulary.get(number), leaf)):
             new = drawn(leaf, [len(edit.positions), *view.shape[1:]], vocabulary.get(number), drawing)
@@ -149,7 +149,7 @@ def edited(feed: Feed, values: list[Tensor], edit: Edit, vocabulary: dict[int, i
     return made
 
 
-def _row(value: Tensor, feed: Feed, row: int) -> Tensor:
+def row_of(value: Tensor, feed: Feed, row: int) -> Tensor:
     """A row's positions as a view ``[length, ...]``."""
     if feed.batch_dim is None:
         return value.movedim(feed.time_dim, 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of
@@ -118,7 +119,6 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
     except Unfit as fault:
         made.failed = made.failed or str(fault)
         return False
-    subject.reset()
     try:
         subject.run(feed, [leaf.value for leaf in feed.leaves])
     except Exception:
@@ -131,7 +131,7 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
             return False
     subject.notice_writes()
     for candidates in (True, False):
-        subject.reset()
+        subject.place(wide=False)
         torch.manual_seed(0)
         try:
             relation = relate(subject.function, feed, subject.addresses(), candidates)
@@ -244,9 +244,7 @@ def _witness(subject: Subject, case: Case) -> Witness:
 
 
 def _tokens(case: Case, value: Any) -> tuple[Any, ...]:
-    from meshwright.compiler.causality.edits import _row
-
-    row = _row(value, case.feed, case.edit.row)
+    row = row_of(value, case.feed, case.edit.row)
     return tuple(row.reshape(row.shape[0], -1)[:, 0].tolist())
 
 

@@ -27,14 +27,7 @@ _MOST_WEIGHTS = 300_000_000
 
 
 class Widen(TorchDispatchMode):
-    """Computes in float64 what asks for less: every operand, and every dtype that an op is given.
-
-    Weights, whose storages have the ``addresses``, get digits beyond float32: sums of such numbers would be exact.
-    """
-
-    def __init__(self, addresses: frozenset[int]) -> None:
-        super().__init__()
-        self.addresses = addresses
+    """Computes in float64 what asks for less: every operand, and every dtype that an op is given."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,17 +35,24 @@ class Widen(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or is_view(func) or func._schema.is_mutable:
             return func(*args, **kwargs)
-        return func(*[self._one(a) for a in args], **{k: self._one(v) for k, v in kwargs.items()})
+        args, kwargs = tuple(_widened(a) for a in args), {k: _widened(v) for k, v in kwargs.items()}
+        if func is torch.ops.aten._grouped_mm.default and args[0].dim() == 2:
+            return grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
+        return func(*args, **kwargs)
 
-    def _one(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype in _NARROW and value.numel():
-            if value.untyped_storage().data_ptr() in self.addresses:
-                return _with_digits(value)
-        return _widened(value)
+
+def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """``_grouped_mm`` in any dtype: rows up to each end times the weights of their group."""
+    made = rows.new_zeros(rows.shape[0], weights.shape[-1])
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        made[start:end] = rows[start:end] @ weights[group]
+        start = end
+    return made
 
 
 def _with_digits(value: Tensor) -> Tensor:
-    """In float64, each element times a number of its own that is 1 but for rounding in float32."""
+    """In float64, with digits beyond those of float32: sums of such numbers would be exact otherwise."""
     line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
     return value.double() * (1 + 1e-9 * torch.cos(line))
 
@@ -96,23 +96,21 @@ class Ran:
 
 @dataclass
 class Subject:
-    """The model under test. Its modules are a copy, or are put back as they were (:meth:`restored`)."""
+    """The model under test. Its modules are a copy, or get their own tensors back (:meth:`restored`)."""
 
     function: Callable[..., Any]
     modules: list[nn.Module]
     parameters: list[nn.Parameter] = field(default_factory=list)
     own: list[Tensor] = field(default_factory=list)
+    """The tensors of the parameters as given; empty where there are too many to copy."""
     buffers: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     wide: bool = True
+    """Whether runs are in float64."""
     writes: bool = False
     """Whether a run changes weights."""
     _drawn: list[Tensor] = field(default_factory=list)
-
-    @property
-    def light(self) -> bool:
-        """Whether the weights may be drawn anew."""
-        return bool(self.own) or not self.parameters
+    _placed: bool | None = None
 
     def addresses(self) -> frozenset[int]:
         """The storages of the weights."""
@@ -120,43 +118,45 @@ class Subject:
 
     def draw(self, scale: float, gain: float, seed: int) -> None:
         """The user's own weights plus noise of ``scale`` of their spread, matrices then times ``gain``."""
-        if not self.own:
-            return
         drawing = torch.Generator().manual_seed(seed)
-        for parameter, own in zip(self.parameters, self.own, strict=True):
-            made = own.clone()
+        self._drawn = []
+        for own in self.own:
+            made = own
             if scale and own.is_floating_point() and own.numel():
                 noise = torch.randn(own.shape, generator=drawing, dtype=torch.float32).to(own.dtype)
-                made = made + scale * _spread(own) * noise
-            if gain != 1 and own.dim() > 1:
-                made = made * gain
-            parameter.data.copy_(made)
-        self._drawn = [p.detach().clone() for p in self.parameters] if self.writes else []
+                made = own + scale * _spread(own) * noise
+            self._drawn.append(made * gain if gain != 1 and own.dim() > 1 else made)
+        self._placed = None
+
+    def place(self, wide: bool) -> None:
+        """Put the weights drawn last into the model, in float64 or as they are, and the buffers as they were given."""
+        if self._placed is not wide or self.writes:
+            for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
+                parameter.data = _with_digits(drawn) if wide and drawn.dtype in _NARROW else drawn.clone()
+            self._placed = wide
+        for buffer, kept in zip(self.buffers, self.kept, strict=True):
+            made = kept.clone()
+            buffer.data = _widened(made) if wide else made
 
     def notice_writes(self) -> None:
-        """See, after a run with the weights as drawn last, whether it changed any."""
-        if self.own and not self.writes:
-            before = [p.detach().clone() for p in self.parameters]
-            self.draw(1.0, 1.0, 7)
-            self.writes = not all(torch.equal(a, p) for a, p in zip(before, self.parameters, strict=True))
-            self.draw(1.0, 1.0, 7)
-
-    def reset(self) -> None:
-        """Buffers as they were, and weights that a run has changed."""
+        """See, after a run, whether it changed any weight."""
         for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
-            parameter.data.copy_(drawn)
-        for buffer, kept in zip(self.buffers, self.kept, strict=True):
-            buffer.copy_(kept)
+            before = _with_digits(drawn) if self._placed and drawn.dtype in _NARROW else drawn
+            self.writes = self.writes or not torch.equal(before, parameter.data)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Afterwards weights and buffers are what they were."""
+        """Afterwards weights and buffers are the tensors that they were."""
+        held = [b.data for b in self.buffers]
         try:
             yield
         finally:
             with torch.no_grad():
-                self.draw(0.0, 1.0, 0)
-                self.reset()
+                for parameter, own in zip(self.parameters, self.own, strict=False):
+                    parameter.data = own
+                for buffer, tensor, kept in zip(self.buffers, held, self.kept, strict=True):
+                    buffer.data = tensor
+                    buffer.copy_(kept)
 
     def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
         """One run. Raises what the model raises."""
@@ -165,7 +165,7 @@ class Subject:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.manual_seed(0)
             stack.enter_context(plainly())
-            self.reset()
+            self.place(self.wide)
             values = [v.clone() for v in values]
             if self.wide:
                 default = torch.get_default_dtype()
@@ -175,7 +175,7 @@ class Subject:
                     _with_digits(v) if leaf.role is Role.TOKENS and v.dtype in _NARROW else _widened(v)
                     for leaf, v in zip(feed.leaves, values, strict=True)
                 ]
-                stack.enter_context(Widen(self.addresses()))
+                stack.enter_context(Widen())
             for one in around:
                 stack.enter_context(one)
             stack.enter_context(_Noting(read))
@@ -229,7 +229,7 @@ def subject_of(model: Callable[..., Any]) -> Subject:
                 made.buffers.append(buffer)
                 made.kept.append(buffer.detach().clone())
     if sum(p.numel() for p in made.parameters) <= _MOST_WEIGHTS:
-        made.own = [p.detach().clone() for p in made.parameters]
+        made.own = [p.data for p in made.parameters]
     return made
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits
-from meshwright.compiler.causality.feed import Feed
+from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits, row_of
+from meshwright.compiler.causality.feed import Feed, Role
 from meshwright.compiler.causality.running import Ran, Subject
 
 LEAK_ABOVE = 1e-9
@@ -169,11 +169,13 @@ class Search:
 
     def _grows(self, case: Case) -> bool:
         """Whether the difference is much larger in the model's own precision: it is rounding then."""
-        narrow = replace(self.subject, wide=False)
+        self.subject.wide = False
         try:
-            a, b = narrow.run(case.feed, case.values_a), narrow.run(case.feed, case.values_b)
+            a, b = self.subject.run(case.feed, case.values_a), self.subject.run(case.feed, case.values_b)
         except Exception:  # it runs in float64 alone; then size decides
             return case.difference < LEAK_ABOVE
+        finally:
+            self.subject.wide = True
         far = distances(a.outputs[case.which], b.outputs[case.which])
         if far is None:
             return False
@@ -225,14 +227,11 @@ def _forbidden(case: Case, place: int) -> bool:
 
 
 def _only(case: Case, place: int) -> list[Tensor]:
-    from meshwright.compiler.causality.edits import _row
-    from meshwright.compiler.causality.feed import Role
-
     made = []
     for leaf, a, b in zip(case.feed.leaves, case.values_a, case.values_b, strict=True):
         if leaf.role is Role.TOKENS:
             value = a.clone()
-            _row(value, case.feed, case.edit.row)[place] = _row(b, case.feed, case.edit.row)[place]
+            row_of(value, case.feed, case.edit.row)[place] = row_of(b, case.feed, case.edit.row)[place]
             made.append(value)
         else:
             made.append(a)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from meshwright.compiler.causality.call import Call, tensors_in
 from meshwright.compiler.causality.registry import rule
-from meshwright.compiler.causality.shadow import Shadow
+from meshwright.compiler.causality.shadow import Shadow, constant
+from meshwright.compiler.causality.words import any_over, softened
 
 _MOVES = """cat stack flip roll constant_pad_nd tril triu repeat im2col reflection_pad1d reflection_pad2d
 replication_pad1d replication_pad2d slice_scatter select_scatter diagonal_scatter as_strided_scatter expand_copy
@@ -39,6 +40,25 @@ def moved(call: Call) -> Any:
     flat = _flat(call, [v for v in {id(v): v for v in given}.values()])
     made = tuple(_picked(flat, places.round().long()) for places in tensors_in(positions))
     return made[0] if isinstance(call.out, Tensor) else made
+
+
+@rule("aten._pack_padded_sequence", "aten._pad_packed_sequence")
+def packed(call: Call) -> Any:
+    """Rows by known lengths one position after another, and back."""
+    value, others = call.tensors()
+    lengths = call.settled(others)
+    flat = _flat(call, [value])
+    numbers = torch.arange(1, value.numel() + 1, dtype=torch.float64).reshape(value.shape)
+    arguments = {name: numbers if v is value else v for name, v in call.arguments.items()}
+    if "padding_value" in arguments:
+        arguments["padding_value"] = 0.0
+    first, _ = call.func(*arguments.values())
+    made = _picked(flat, first.round().long())
+    if lengths.deps is not None:
+        union = softened(any_over(lengths.deps, (0,)))
+        made = Shadow(made.known & False, call.words(made) | union)
+        return made, Shadow(constant(call.out[1].shape, False).known, union.expand(*call.out[1].shape, -1))
+    return made, constant(call.out[1].shape, bool(lengths.known.all()))
 
 
 def _numbered(value: Any, numbers: dict[int, Tensor]) -> Any:
