@@ -29,6 +29,16 @@ class Checked:
         """Whether there is no leak and nothing is unknown."""
         return self.verdict not in (Verdict.LEAK, Verdict.UNKNOWN)
 
+    def headline(self) -> str:
+        """The verdict, with the kinds of leak."""
+        return str(self.verdict) + (f" ({', '.join(sorted(self.leaks))})" if self.leaks else "")
+
+    def footline(self) -> str:
+        """What the verdict rests on."""
+        from meshwright.checking_report import ground
+
+        return ground(self)
+
     def text(self) -> str:
         """The verdict, the witnesses and the assumptions, for a person."""
         from meshwright.checking_report import as_text

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def as_text(checked: Checked) -> str:
     """The verdict first."""
-    leaks = f" ({', '.join(sorted(checked.leaks))})" if checked.leaks else ""
-    lines = [f"{checked.verdict}{leaks}"]
-    lines += [finding.render() for finding in checked.findings]
+    return "\n".join([checked.headline(), *(finding.render() for finding in checked.findings), ground(checked)])
+
+
+def ground(checked: Checked) -> str:
+    """At which lengths was analysed, how much was run."""
     detail = checked.causality
-    if detail.lengths:
-        lengths = ", ".join(str(n) for n in detail.lengths)
-        lines.append(f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared in float64")
-    return "\n".join(lines)
+    lengths = ", ".join(str(n) for n in detail.lengths) or "none"
+    return f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared"
 
 
 def as_json(checked: Checked) -> dict[str, Any]:

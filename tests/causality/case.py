@@ -26,7 +26,9 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def expect(verdict: str, *leaks: str, batch: Callable[[], Any] | None = None, train: bool = False, **options: Any) -> Any:
+def expect(
+    verdict: str, *leaks: str, batch: Callable[[], Any] | None = None, train: bool = False, **options: Any
+) -> Any:
     """Register a class of models, made without arguments, or a function that is the model itself."""
 
     def register(thing: Any) -> Any:

@@ -336,5 +336,3 @@ class AcrossTheBatch(Attends):
 
     def masked(self, s: Tensor) -> Tensor:
         return s
-
-

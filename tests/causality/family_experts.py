@@ -348,7 +348,7 @@ class Depths(Tokens):
 class DepthsByTopK(Depths):
     def mix(self, h: Tensor) -> Tensor:
         score = self.router(h)[..., 0]
-        gate, chosen = score.topk(h.shape[1] // 2, 1)
+        chosen = score.topk(h.shape[1] // 2, 1).indices
         place = chosen.sort(1).values[..., None].expand(-1, -1, WIDTH)
         through = self.block(h.gather(1, place)) * score.gather(1, place[..., 0])[..., None]
         return torch.zeros_like(h).scatter_add(1, place, through)

@@ -300,5 +300,3 @@ def activations_by_a_function(x: Tensor) -> Tensor:
 @expect("CAUSAL", batch=floats)
 def activations_by_a_causal_function(x: Tensor) -> Tensor:
     return (x @ x.transpose(1, 2)).masked_fill(~lower(x.shape[1]), 0.0) @ x
-
-

@@ -96,7 +96,7 @@ class NoMaskAtAll(Packed):
 
 @expect("CAUSAL", batch=packed, segments="seg")
 class TotalsOfDocuments(Packed):
-    """A running sum of which that up to the document's start is taken off would round; here each document sums itself."""
+    """Each document sums itself, rather than a running sum that takes off what came before."""
 
     def over(self, h: Tensor, seg: Tensor) -> Tensor:
         mask = (lower(h.shape[1]) & self.seen(seg)).to(h.dtype)

@@ -202,5 +202,3 @@ class StateNotResetBetweenRows(Tokens):
                 made.append(state)
             rows.append(torch.cat(made))
         return torch.stack(rows)
-
-

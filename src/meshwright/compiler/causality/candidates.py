@@ -49,7 +49,7 @@ def expand_masks(
             rows, shadow = chosen_rows(call, one)
             for dim in range(one.dim()):
                 indices.append(rows[:, dim])
-                shadows.append(shadow.map(lambda x, d=dim: x[:, d]))  # type: ignore[misc]  # a lambda's default
+                shadows.append(shadow.map(lambda x, d=dim: x[:, d]))
         else:
             size = value.shape[len(indices)]
             places = one.long()

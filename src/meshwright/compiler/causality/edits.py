@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed, Leaf, Role
 from meshwright.compiler.causality.resizing import drawn
+from meshwright.compiler.causality.typed import distinct
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def edits(feed: Feed, numbers: list[int], dice: random.Random) -> Iterator[Edit]
     listed: list[Edit] = []
     if feed.segments is not None:
         for row in range(min(rows, 2)):
-            for one in feed.segments[row].unique().tolist():
+            for one in distinct(feed.segments[row]).tolist():
                 places = tuple((feed.segments[row] == one).nonzero()[:, 0].tolist())
                 listed.append(Edit(row, places, "random"))
                 listed.append(Edit(row, places[-1:], "random"))

@@ -15,11 +15,11 @@ from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """Keeps what stands at one row and position after each op."""
 
     def __init__(self, case: Case) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.case = case
         self.steps: list[tuple[str, Origin, Tensor]] = []
 

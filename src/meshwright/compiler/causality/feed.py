@@ -57,9 +57,7 @@ class Feed:
 
     def with_values(self, values: list[Tensor], rows: int, length: int, segments: Tensor | None) -> Feed:
         leaves = tuple(replace(leaf, value=v) for leaf, v in zip(self.leaves, values, strict=True))
-        return replace(
-            self, batch=self.filled(values), leaves=leaves, rows=rows, length=length, segments=segments
-        )
+        return replace(self, batch=self.filled(values), leaves=leaves, rows=rows, length=length, segments=segments)
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:

@@ -49,11 +49,11 @@ class Notes:
     """Whole numbers that may be windows, chunks and the reach of convolutions."""
 
 
-class Interpreter(TorchDispatchMode):
+class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """A run with shadows. Read the result's shadow from ``memory`` afterwards."""
 
     def __init__(self, memory: Memory, all_candidates: bool = True) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.memory = memory
         self.listings = Listings(memory.width)
         self.notes = Notes()

@@ -207,9 +207,7 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     else:
         verdict = Verdict.CAUSAL
     lengths = tuple(sorted({r.length for r in analysis.relations}))
-    made = Judgement(
-        verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests
-    )
+    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests)
     return findings_of(made, flags, notes, found.rounding)
 
 

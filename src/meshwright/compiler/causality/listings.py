@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.shadow import Shadow
+from meshwright.compiler.causality.typed import distinct
 from meshwright.compiler.causality.words import any_over, softened
 
 
@@ -55,7 +56,7 @@ class Listings:
         known = shadow.known.clone()
         deps = shadow.deps
         deps = torch.zeros((*known.shape, self.width), dtype=torch.int64) if deps is None else deps.clone()
-        for one in listing.unique().tolist():
+        for one in distinct(listing).tolist():
             if one == 0:
                 continue
             here = listing == one
@@ -68,14 +69,14 @@ class Listings:
 
     def complete(self, item: Tensor) -> bool:
         """Whether every listing that occurs is there with all its items."""
-        codes = item[item != 0].unique().long()
+        codes = distinct(item[item != 0]).long()
         counts = torch.bincount(self.listing_of[codes], minlength=len(self.sizes))
         return all(n in (0, size) for n, size in zip(counts.tolist(), self.sizes, strict=True))
 
     def order_of(self, item: Tensor) -> Tensor:
         """What the order of all listings that occur depends on."""
         union = torch.zeros(self.width, dtype=torch.int64)
-        for one in self.listing_of[item.long()].unique().tolist():
+        for one in distinct(self.listing_of[item.long()]).tolist():
             if one:
                 union = union | self.order[one]
         return union

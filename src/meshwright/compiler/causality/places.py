@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from types import FrameType
 
 import torch
 
@@ -16,11 +17,11 @@ _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 def user_place() -> Origin:
     """The innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, _HERE, "<")):
             line = frame.f_lineno
             return Origin("", file, line, linecache.getline(file, line).strip())
-        frame = frame.f_back  # type: ignore[assignment]  # the outermost frame has None
+        frame = frame.f_back
     return Origin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,15 +52,16 @@ def plainly() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), torch.no_grad():
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+            warnings.simplefilter("ignore")  # the user's own run tells them once; here are hundreds of runs
+            for setting in (sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), torch.no_grad()):
+                stack.enter_context(setting)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def relate(
-    function: Callable[..., Any], feed: Feed, weights: frozenset[int], all_candidates: bool = True
-) -> Relation:
+def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], all_candidates: bool = True) -> Relation:
     """Run with shadows. ``weights`` are addresses of storages that are never known. Raises what the model raises."""
     bits = _bits(feed)
     width = width_of(int(bits.max()) + 1 + feed.rows)

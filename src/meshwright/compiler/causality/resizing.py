@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed, Leaf, Role, Unfit
+from meshwright.compiler.causality.typed import distinct
 
 
 def resized(feed: Feed, rows: int, length: int, vocabulary: dict[int, int], seed: int) -> Feed:
@@ -42,8 +43,8 @@ def drawn(leaf: Leaf, shape: list[int], vocabulary: int | None, drawing: torch.G
         wide = value.double() if value.is_floating_point() else value.real.double()
         spread = float(wide.std()) if value.numel() > 1 else 1.0
         spread = spread if 0 < spread < float("inf") else 1.0
-        return (torch.randn(shape, generator=drawing, dtype=torch.float64) * spread).to(value.dtype)
-    known = value.flatten().unique()
+        return torch.randn(shape, generator=drawing, dtype=torch.float64).mul(spread).to(value.dtype)
+    known = distinct(value)
     if vocabulary is None:
         return known[torch.randint(known.numel(), shape, generator=drawing)].to(value.dtype)
     return torch.randint(int(min(0, int(known.min()))), vocabulary, shape, generator=drawing).to(value.dtype)
@@ -90,7 +91,8 @@ def _given(leaf: Leaf, feed: Feed, rows: int, length: int, segments: Tensor | No
     """A mask or positions for another size."""
     value = leaf.value
     if segments is not None and feed.segments is not None and value.shape == feed.segments.shape:
-        if torch.equal(value.long(), positions_in(feed.segments).long()):
+        restart = torch.equal(value.long(), positions_in(feed.segments).long())
+        if restart:
             return positions_in(segments).to(value.dtype)
     batched = feed.batch_dim is not None and value.dim() > 1 and value.shape[0] in (feed.rows, 1)
     dims = [d for d in range(1 if batched else 0, value.dim()) if value.shape[d] == feed.length]

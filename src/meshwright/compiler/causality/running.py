@@ -26,7 +26,7 @@ _MOST_WEIGHTS = 300_000_000
 """Elements beyond which weights are neither copied nor drawn anew."""
 
 
-class Widen(TorchDispatchMode):
+class Widen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """Computes in float64 what asks for less: every operand, and every dtype that an op is given."""
 
     def __torch_dispatch__(
@@ -37,7 +37,7 @@ class Widen(TorchDispatchMode):
             return func(*args, **kwargs)
         args, kwargs = tuple(_widened(a) for a in args), {k: _widened(v) for k, v in kwargs.items()}
         if func is torch.ops.aten._grouped_mm.default and args[0].dim() == 2:
-            return grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
+            return grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs["offs"])
         return func(*args, **kwargs)
 
 
@@ -175,7 +175,7 @@ class Subject:
                     _with_digits(v) if leaf.role is Role.TOKENS and v.dtype in _NARROW else _widened(v)
                     for leaf, v in zip(feed.leaves, values, strict=True)
                 ]
-                stack.enter_context(Widen())
+                stack.enter_context(Widen())  # type: ignore[no-untyped-call]  # torch leaves it without types
             for one in around:
                 stack.enter_context(one)
             stack.enter_context(_Noting(read))
@@ -266,5 +266,3 @@ def _filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-

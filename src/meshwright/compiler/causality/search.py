@@ -14,6 +14,7 @@ from torch import Tensor
 from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits, row_of
 from meshwright.compiler.causality.feed import Feed, Role
 from meshwright.compiler.causality.running import Ran, Subject
+from meshwright.compiler.causality.typed import distinct
 
 LEAK_ABOVE = 1e-9
 """In float64, of the largest element of the output."""
@@ -144,9 +145,7 @@ class Search:
                     continue
                 clean = False
                 place = divmod(int(worst.argmax()), far.shape[1])
-                case = Case(
-                    kind, feed, values, changed, edit, (place[0], place[1] - offset), which, most, weights
-                )
+                case = Case(kind, feed, values, changed, edit, (place[0], place[1] - offset), which, most, weights)
                 self._keep(case)
         if clean and first.read != second.read:
             self.found.other_path = True
@@ -250,8 +249,10 @@ def distances(a: Tensor, b: Tensor) -> Tensor | None:
     size = float(torch.where(finite_a, a.abs(), 0.0).max()) if a.numel() else 0.0
     if size > 1e100:
         return None
-    return far.amax(-1) / size if size and a.shape[-1] else torch.zeros(a.shape[:2], dtype=torch.float64) + (
-        far.amax(-1) if a.shape[-1] else 0.0
+    return (
+        far.amax(-1) / size
+        if size and a.shape[-1]
+        else torch.zeros(a.shape[:2], dtype=torch.float64) + (far.amax(-1) if a.shape[-1] else 0.0)
     )
 
 
@@ -268,7 +269,7 @@ def protected(feed: Feed, edit: Edit, positions: int, offset: int) -> dict[str, 
     }
     if feed.segments is not None:
         own = feed.segments[edit.row]
-        changed = own[list(edit.positions)].unique()
+        changed = distinct(own[list(edit.positions)])
         other = ~torch.isin(own[time_of.clamp(0, feed.length - 1)], changed) & inside
         made["document"] = mine[:, None] & other[None]
     return made

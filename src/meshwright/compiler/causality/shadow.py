@@ -145,14 +145,13 @@ class Memory:
                 cell.known = value.flatten()[:1].clone().expand(size) if value.dim() else value.clone().expand(size)
                 continue
             self._open(cell, name)
-            wanted = value if value is not None else 0
             for part in range(ratio):
                 place = self._strided(cell, name, tensor, ratio, part)
                 assert place is not None
                 if value is None:
                     place.zero_()
                 else:
-                    place.copy_(wanted)
+                    place.copy_(value)
 
     def _cell(self, tensor: Tensor, fresh_known: bool = True) -> _Cell | None:
         storage = tensor.untyped_storage()

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.typed import split_dim
+
 BITS = 62
 """Bits used of a word, so that every word is a number above zero."""
 
@@ -86,13 +88,14 @@ def unpack(words: Tensor) -> Tensor:
 
 def pack(bits: Tensor) -> Tensor:
     """The inverse of :func:`unpack`; anything above zero counts as 1."""
-    split = (bits > 0).unflatten(-1, (-1, BITS)).to(torch.int64)
-    return (split << torch.arange(BITS, device=bits.device)).sum(-1)
+    split = split_dim(bits > 0, -1, (-1, BITS)).to(torch.int64)
+    joined: Tensor = (split << torch.arange(BITS, device=bits.device)).sum(-1)
+    return joined
 
 
 def members(words: Tensor) -> list[int]:
     """The tokens of one set, ``[plane words]``."""
-    found = []
+    found: list[int] = []
     for place, word in enumerate(words.tolist()):
         found.extend(place * BITS + bit for bit in range(BITS) if word >> bit & 1)
     return found

@@ -10,6 +10,7 @@ import torch
 from meshwright.compiler.causality.call import Call, tensors_in
 from meshwright.compiler.causality.registry import rule
 from meshwright.compiler.causality.shadow import Shadow, constant
+from meshwright.compiler.causality.typed import split_dim
 from meshwright.compiler.causality.words import any_over, pack, unpack
 
 
@@ -40,7 +41,7 @@ def convolution(call: Call) -> Shadow:
             call["output_padding"],
             call["groups"],
         )
-        deps = pack((made > 0.5).float().unflatten(0, (count, -1)).movedim(0, -1)).reshape(*call.out.shape, -1)
+        deps = pack(split_dim((made > 0.5).float(), 0, (count, -1)).movedim(0, -1)).reshape(*call.out.shape, -1)
     if weights.deps is not None:
         union = any_over(weights.deps.reshape(-1, call.width), (0,))
         deps = union.expand(*call.out.shape, call.width) if deps is None else deps | union

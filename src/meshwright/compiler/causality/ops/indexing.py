@@ -11,6 +11,7 @@ from meshwright.compiler.causality.call import Call
 from meshwright.compiler.causality.candidates import expand_masks
 from meshwright.compiler.causality.registry import replacement, rule
 from meshwright.compiler.causality.shadow import Shadow, constant
+from meshwright.compiler.causality.typed import joint_shape
 from meshwright.compiler.causality.words import any_over, softened
 
 
@@ -26,11 +27,13 @@ def index(call: Call) -> Any:
     return out, picked(call, value, indices, shadows, out)
 
 
-def picked(call: Call, value: Tensor, indices: list[Tensor | None], shadows: list[Shadow | None], out: Tensor) -> Shadow:
+def picked(
+    call: Call, value: Tensor, indices: list[Tensor | None], shadows: list[Shadow | None], out: Tensor
+) -> Shadow:
     """The shadow of ``value[indices]`` with integer indices, ``shadows`` being those of the indices."""
     source = call.shadow(value)
     used = [(d, i, s) for d, (i, s) in enumerate(zip(indices, shadows, strict=True)) if i is not None and s is not None]
-    shape = torch.broadcast_shapes(*(i.shape for _, i, _ in used))
+    shape = joint_shape(*(i.shape for _, i, _ in used))
     place = _place([d for d, _, _ in used])
     if source.deps is None and all(s.deps is not None or s.item is not None for _, _, s in used):
         call.interpreter.notes.rows.update(value.shape[d] for d, i, _ in used if i.dtype == torch.int64)
@@ -47,7 +50,9 @@ def picked(call: Call, value: Tensor, indices: list[Tensor | None], shadows: lis
     def aligned(field: Tensor, words: bool) -> Tensor:
         tail = field.shape[len(shape) :]
         inner = [1] * (out.dim() - place - len(shape))
-        return field.reshape(*[1] * place, *shape, *inner, *tail) if words else field.reshape(*[1] * place, *shape, *inner)
+        return (
+            field.reshape(*[1] * place, *shape, *inner, *tail) if words else field.reshape(*[1] * place, *shape, *inner)
+        )
 
     spread_index = index_shadow.map(lambda x: aligned(x, False), lambda x: aligned(x, True)).expand(out.shape)
     known = taken.known & spread_index.known
@@ -168,11 +173,14 @@ def _gather_by_rank(source: Shadow, shadow: Shadow, places: Tensor, dim: int) ->
 def _gather_in_listing(call: Call, value: Tensor, source: Shadow, shadow: Shadow, grid: list[Tensor | None]) -> Shadow:
     """By an order (known for each item) along its own axis: what the item itself has there."""
     if not bool(shadow.known.all()):
-        return picked(call, value, grid, [call.settled(call["index"]) if g is call["index"] else
-                                          constant(g.shape) for g in grid if g is not None], call.out)
-    own = source.map(
-        lambda x: torch.ops.aten.index.Tensor(x, grid), lambda x: torch.ops.aten.index.Tensor(x, grid)
-    )
+        return picked(
+            call,
+            value,
+            grid,
+            [call.settled(call["index"]) if g is call["index"] else constant(g.shape) for g in grid if g is not None],
+            call.out,
+        )
+    own = source.map(lambda x: torch.ops.aten.index.Tensor(x, grid), lambda x: torch.ops.aten.index.Tensor(x, grid))
     deps = own.deps
     if shadow.deps is not None:
         deps = shadow.deps if deps is None else deps | shadow.deps

@@ -37,7 +37,7 @@ def moved(call: Call) -> Any:
     for name in ("dtype", "memory_format"):
         arguments.pop(name, None)
     positions = call.func(**arguments)
-    flat = _flat(call, [v for v in {id(v): v for v in given}.values()])
+    flat = _flat(call, list({id(v): v for v in given}.values()))
     made = tuple(_picked(flat, places.round().long()) for places in tensors_in(positions))
     return made[0] if isinstance(call.out, Tensor) else made
 

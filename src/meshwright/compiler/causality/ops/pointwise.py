@@ -290,5 +290,3 @@ def _notice(call: Call) -> None:
 def soft(shadow: Shadow) -> Shadow:
     """The same sets, all by way of a choice."""
     return shadow if shadow.deps is None else shadow.with_deps(softened(shadow.deps))
-
-

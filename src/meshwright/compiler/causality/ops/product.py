@@ -11,6 +11,7 @@ from meshwright.compiler.causality.call import Call
 from meshwright.compiler.causality.listings import steady
 from meshwright.compiler.causality.registry import rule
 from meshwright.compiler.causality.shadow import CHOICE, Shadow
+from meshwright.compiler.causality.typed import joint_shape
 from meshwright.compiler.causality.words import any_over, pack, unpack
 
 
@@ -73,7 +74,7 @@ def contracted(call: Call, a: Tensor, b: Tensor) -> Shadow:
     """The shadow of ``a @ b``, ``[..., m, k] @ [..., k, n]`` with equal or absent batch dims."""
     left, right, item = _in_listing(call, a, b)
     zero_a, zero_b = left.known & (a == 0), right.known & (b == 0)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = joint_shape(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])
     deps = None
     for deps_of, kept, swap in ((left, ~zero_b, False), (right, ~zero_a, True)):
@@ -101,9 +102,7 @@ def _weighted(words: Tensor, kept: Tensor, chosen: Tensor, swap: bool, width: in
     With ``swap`` the sets are ``[..., k, n, w]`` and ``kept`` is ``[..., m, k]``. The result is ``[..., m, n, w]``.
     """
     if swap:
-        turned = _weighted(
-            words.transpose(-3, -2), kept.transpose(-1, -2), chosen.transpose(-1, -2), False, width
-        )
+        turned = _weighted(words.transpose(-3, -2), kept.transpose(-1, -2), chosen.transpose(-1, -2), False, width)
         return turned.transpose(-3, -2)
     if bool(kept.all()) and not bool(chosen.any()):
         return any_over(words, (words.dim() - 2,), keepdim=True)  # broadcasts over n
@@ -127,9 +126,9 @@ def _in_listing(call: Call, a: Tensor, b: Tensor) -> tuple[Shadow, Shadow, Tenso
         if shadow.item is not None:
             same = bool((shadow.item.narrow(dim, 0, 1) == shadow.item).all())
             items.append(shadow.item.narrow(dim, 0, 1) if same else None)
-    shape = torch.broadcast_shapes(items[0].shape, items[-1].shape) if None not in items else None
+    shape = joint_shape(items[0].shape, items[-1].shape) if None not in items else None
     if shape is not None and len({tuple(i.expand(shape).flatten().tolist()) for i in items}) == 1:
-        whole = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        whole = (*joint_shape(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         item = items[0].expand(whole)
         rows = listings.row_dims(item)
         if _other_steady(left, right, a, b, rows, len(whole)):

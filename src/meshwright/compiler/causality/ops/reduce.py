@@ -46,7 +46,10 @@ def squeezed(shadow: Shadow, dims: list[int], out: Tensor, width: int) -> Shadow
 
 
 @rule(
-    *("aten." + name for name in ("sum", "mean", "prod", "argmax", "argmin", "std", "var", "norm", "linalg_vector_norm")),
+    *(
+        "aten." + name
+        for name in ("sum", "mean", "prod", "argmax", "argmin", "std", "var", "norm", "linalg_vector_norm")
+    ),
     *("aten." + name for name in ("count_nonzero", "aminmax", "min", "median", "nanmedian", "mode", "nansum")),
     *("aten." + name for name in ("std_mean", "var_mean", "_linalg_det", "renorm", "kthvalue", "dist")),
 )
@@ -229,9 +232,17 @@ def group_norm(call: Call) -> Any:
     return _scaled(call, wide), small, small
 
 
-@rule("aten.native_batch_norm", "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_no_training",
-      "aten._native_batch_norm_legit_functional", "aten._batch_norm_impl_index", "aten.cudnn_batch_norm",
-      "aten._batch_norm_with_update_functional", "aten._batch_norm_with_update", "aten._batch_norm_no_update")
+@rule(
+    "aten.native_batch_norm",
+    "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_no_training",
+    "aten._native_batch_norm_legit_functional",
+    "aten._batch_norm_impl_index",
+    "aten.cudnn_batch_norm",
+    "aten._batch_norm_with_update_functional",
+    "aten._batch_norm_with_update",
+    "aten._batch_norm_no_update",
+)
 def batch_norm(call: Call) -> Any:
     """In training each channel over all else; otherwise place by place."""
     value = call["input"]

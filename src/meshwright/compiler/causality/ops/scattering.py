@@ -13,6 +13,7 @@ from meshwright.compiler.causality.candidates import expand_masks
 from meshwright.compiler.causality.listings import steady
 from meshwright.compiler.causality.registry import replacement, rule
 from meshwright.compiler.causality.shadow import CHOICE, Shadow, constant
+from meshwright.compiler.causality.typed import joint_shape, put
 from meshwright.compiler.causality.words import any_over, softened
 
 Put = Callable[[Tensor, Tensor], Tensor]
@@ -64,10 +65,6 @@ def _counts(value: Tensor, rows: list[int]) -> bool:
     return bool((value == line).all())
 
 
-def _put(base: Tensor, where: list[Tensor | None], values: Tensor) -> Tensor:
-    return torch.ops.aten.index_put.default(base, where, values)
-
-
 def _exactly(
     call: Call,
     start: Shadow,
@@ -79,10 +76,10 @@ def _exactly(
     ranks: Tensor | None,
 ) -> Shadow:
     ones = torch.ones(values.known.shape, dtype=torch.bool)
-    hit = _put(torch.zeros(base.shape, dtype=torch.bool), where, ones)
+    hit = put(torch.zeros(base.shape, dtype=torch.bool), where, ones)
     # known: of several values for one place, all
-    spoiled = _add(torch.zeros(base.shape), where, (~values.known).float()) > 0
-    twice = _add(torch.zeros(base.shape), where, ones.float()) > 1
+    spoiled = put(torch.zeros(base.shape), where, (~values.known).float(), True) > 0
+    twice = put(torch.zeros(base.shape), where, ones.float(), True) > 1
     known = torch.where(hit, ~spoiled & (start.known if adds else ~twice), start.known)
     deps = None
     if start.deps is not None or values.deps is not None or index.deps is not None:
@@ -93,15 +90,11 @@ def _exactly(
         deps = kept | _or_into(base.shape, where, brought)
     rank = None
     if ranks is not None:
-        rank = _put(torch.zeros(base.shape, dtype=torch.int32), where, ranks)
+        rank = put(torch.zeros(base.shape, dtype=torch.int32), where, ranks)
     trait = None
     if values.trait is not None and not adds:
-        trait = _put(torch.zeros(base.shape, dtype=torch.uint8), where, values.trait)
+        trait = put(torch.zeros(base.shape, dtype=torch.uint8), where, values.trait)
     return Shadow(known, deps, None, rank, trait)
-
-
-def _add(base: Tensor, where: list[Tensor | None], values: Tensor) -> Tensor:
-    return torch.ops.aten.index_put.default(base, where, values, True)
 
 
 def _or_into(shape: torch.Size, where: list[Tensor | None], words: Tensor) -> Tensor:
@@ -150,7 +143,7 @@ def _anywhere(
 
 def _reached(shape: torch.Size, where: list[Tensor | None], dims: list[int]) -> Tensor:
     written_shape = torch.ops.aten.index.Tensor(torch.zeros(shape), where).shape
-    hit = _put(torch.zeros(shape, dtype=torch.bool), where, torch.ones(written_shape, dtype=torch.bool))
+    hit = put(torch.zeros(shape, dtype=torch.bool), where, torch.ones(written_shape, dtype=torch.bool))
     for dim in dims:
         hit = hit.any(dim, keepdim=True)
     return hit.expand(shape)
@@ -188,7 +181,7 @@ def _index_put(call: Call, base: Tensor, value: Tensor, adds: bool) -> tuple[Ten
     shape = torch.ops.aten.index.Tensor(base, where).shape
     used = [s for s in shadows if s is not None]
     values = [i for i in where if i is not None]
-    broad = torch.broadcast_shapes(*(i.shape for i in values))
+    broad = joint_shape(*(i.shape for i in values))
     joined, item = call.interpreter.listings.joined(
         [s.expand(broad) for s in used], [i.expand(broad) for i in values], broad
     )
@@ -213,8 +206,8 @@ def _index_put(call: Call, base: Tensor, value: Tensor, adds: bool) -> tuple[Ten
             kept = torch.ops.aten.index.Tensor(base, where)
             truth = truth.reshape(*truth.shape, *[1] * (kept.dim() - truth.dim()))
             given = torch.where(truth != 0, given + kept if adds else given, kept)
-            return _put(base, where, given), made_shadow
-    return torch.ops.aten.index_put.default(base, where, given, adds), made_shadow
+            return put(base, where, given), made_shadow
+    return put(base, where, given, adds), made_shadow
 
 
 @rule("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")

@@ -12,6 +12,7 @@ from meshwright.compiler.causality.call import Call, tensors_in
 from meshwright.compiler.causality.candidates import chosen_rows
 from meshwright.compiler.causality.registry import replacement, rule
 from meshwright.compiler.causality.shadow import Shadow, constant
+from meshwright.compiler.causality.typed import joint_shape
 from meshwright.compiler.causality.words import any_over, softened
 
 
@@ -40,8 +41,8 @@ def ordered(call: Call, value: Tensor, order: Tensor, dim: int) -> tuple[Shadow,
         return call.settled(value), inverse
     shadow = call.settled(value)
     if shadow.deps is None:
-        known = shadow.known.all(dim, keepdim=True).expand(value.shape)
-        return Shadow(known), Shadow(known)
+        flat = Shadow(shadow.known.all(dim, keepdim=True).expand(value.shape))
+        return flat, flat
     joined = any_over(shadow.deps, (dim,), keepdim=True)
     if bool((shadow.deps == joined).all()):  # the sort brings nothing that each does not have already
         made = Shadow(shadow.known & False, joined.expand(shadow.deps.shape))
@@ -52,8 +53,8 @@ def ordered(call: Call, value: Tensor, order: Tensor, dim: int) -> tuple[Shadow,
     deps = shadow.deps.movedim(dim, -2).reshape(-1, count, call.width)
     codes = listings.add(keys, deps).reshape(value.movedim(dim, -1).shape).movedim(-1, dim)
     item = codes.gather(dim, order)
-    own = shadow.deps.gather(dim, order.unsqueeze(-1).expand(*order.shape, call.width))
-    return Shadow(shadow.known & False, own, item), Shadow(constant(value.shape).known, None, item)
+    taken = shadow.deps.gather(dim, order.unsqueeze(-1).expand(*order.shape, call.width))
+    return Shadow(shadow.known & False, taken, item), Shadow(constant(value.shape).known, None, item)
 
 
 def _inverse(call: Call, value: Tensor, dim: int) -> Shadow | None:
@@ -100,8 +101,9 @@ def nonzero(call: Call) -> Any:
 @replacement("aten.masked_select")
 def masked_select(call: Call) -> Any:
     """The elements that a mask chooses, or could choose."""
-    value, mask = torch.broadcast_tensors(call["self"], call["mask"])
-    rows, shadow = chosen_rows(call, call["mask"].expand(value.shape))
+    shape = joint_shape(call["self"].shape, call["mask"].shape)
+    value = call["self"].expand(shape)
+    rows, shadow = chosen_rows(call, call["mask"].expand(shape))
     places = tuple(rows.unbind(1))
     own = call.settled(call["self"]).expand(value.shape)
     taken = own.map(lambda x: x[places])
