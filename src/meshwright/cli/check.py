@@ -51,12 +51,13 @@ def check_command(
             found = ask(given)
             passed = passed and found.passed
             typer.echo(f"{given.place}: {found.headline()}")
-            print_diagnostics(*found.findings) if found.findings else None
+            if found.findings:
+                print_diagnostics(*found.findings)
             typer.echo(found.footline())
             if as_json is not None:
-                write(as_json, json.dumps(found.json(), indent=2) + "\n", "E0718")
+                write(as_json, json.dumps(found.json(), indent=2) + "\n", "E0718", "--json")
             if sarif is not None:
-                write(sarif, json.dumps(found.sarif(), indent=2) + "\n", "E0718")
+                write(sarif, json.dumps(found.sarif(), indent=2) + "\n", "E0718", "--sarif")
     except MeshwrightError as fault:
         print_diagnostics(*fault.diagnostics)
         raise typer.Exit(2) from None

@@ -84,11 +84,13 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     rows = 1 if batch_dim is None else value.shape[batch_dim]
     length = value.shape[time_dim]
     decoder = any(n.startswith("decoder_") for n in names)
+    ids = found[own][1] if own is not None else segments if isinstance(segments, Tensor) else None
     leaves = []
     for i, ((path, tensor), name) in enumerate(zip(found, names, strict=True)):
         role = _role(name, tensor, i == own, rows, length, batch_dim, time_dim, decoder)
+        if role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim):
+            role = Role.GIVEN
         leaves.append(Leaf(path, name, tensor.detach(), role))
-    ids = found[own][1] if own is not None else segments if isinstance(segments, Tensor) else None
     if ids is not None and ids.dim() == 1:
         ids = ids.unsqueeze(0)
     if ids is not None and batch_dim == 1 and time_dim == 0:
@@ -113,6 +115,18 @@ def _main(names: list[str], found: list[tuple[Any, Tensor]], own: int | None, ti
 def _is_given(name: str, value: Tensor) -> bool:
     lower = name.lower()
     return value.dtype == torch.bool or "mask" in lower or "position" in lower or "segment" in lower or "seg_" in lower
+
+
+def _tells_no_token(value: Tensor, time_dim: int) -> bool:
+    """Whether an input beside the tokens is a mask of zeros and ones, or counts positions."""
+    if value.dim() > 2 or value.is_complex() or not value.numel():
+        return False
+    if bool(((value == 0) | (value == 1)).all()):
+        return True
+    steps = value.diff(dim=time_dim)
+    first = value.select(time_dim, 0)
+    counts = bool(((steps == 1) | (value.narrow(time_dim, 1, steps.shape[time_dim]) == 0)).all())
+    return counts and bool((first == 0).all()) and not value.is_floating_point()
 
 
 def _role(

@@ -1,4 +1,4 @@
-"""The diagnostics of a judgement: E0710 to E0715."""
+"""The diagnostics of a judgement: E0711 to E0715, W0714, W0716."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ _ACTION = {
 }
 
 
-def findings_of(
-    judgement: Judgement, flags: Mapping[str, Flag], notes: Notes, rounding: Mapping[str, float]
-) -> Judgement:
+def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -> Judgement:
     """The judgement with its diagnostics."""
     found = []
     for kind in sorted(judgement.leaks):
@@ -35,7 +33,7 @@ def findings_of(
         found.append(Diagnostic(CODES[kind], _WHAT[kind], place, _ACTION[kind], tuple(x.strip() for x in lines)))
     for sentence in judgement.assumptions:
         action = "mask with -inf, or make sure that it holds"
-        found.append(Diagnostic("E0714", f"causal only if {sentence}", notes.assumptions.get(sentence), action))
+        found.append(Diagnostic("W0714", f"causal only if {sentence}", notes.assumptions.get(sentence), action))
     if judgement.verdict is Verdict.UNKNOWN:
         place = next(iter(notes.unknown.values()), None)
         action = "write it in ops that have rules, or add one to compiler/causality/ops"
@@ -43,11 +41,10 @@ def findings_of(
             action = "give a batch that the model takes, and say its dims"
         found.append(Diagnostic("E0715", f"causality is not known: {judgement.reason}", place, action))
     if judgement.verdict is Verdict.ROUNDING:
-        most = max(rounding.values(), default=0.0)
         found.append(
             Diagnostic(
-                "E0716",
-                f"what must not be seen cancels out but for rounding: {most:.0e} in float64",
+                "W0716",
+                "what must not be seen cancels out, but for rounding",
                 action="compute each position from what it may see, rather than subtract the rest",
             )
         )

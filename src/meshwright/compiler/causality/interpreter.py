@@ -18,9 +18,9 @@ from meshwright.compiler.causality.listings import Listings
 from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.registry import find_replacement, find_rule
 from meshwright.compiler.causality.shadow import Memory, Shadow, constant
-from meshwright.compiler.causality.words import any_over
+from meshwright.compiler.causality.words import any_over, single
 from meshwright.compiler.diagnostics import Origin
-from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, decomposed, overload_name
+from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, decomposed, overload_name, plain_form
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,15 @@ class Notes:
 class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """A run with shadows. Read the result's shadow from ``memory`` afterwards."""
 
-    def __init__(self, memory: Memory, all_candidates: bool = True) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, memory: Memory, all_candidates: bool = True, spare: range = range(0)) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.memory = memory
         self.listings = Listings(memory.width)
         self.notes = Notes()
+        self.spare = spare
+        """Bits that stand for ops without a rule, in the order in which these are met."""
         self.all_candidates = all_candidates
         """Whether a computed mask is taken to choose every row that it could choose."""
 
@@ -65,7 +69,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
-            return func(*args, **kwargs)
+            return self._higher_order(func, args, kwargs)
         name = overload_name(func)
         written = _written(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:  # another view of the same memory, by the same name
@@ -74,6 +78,18 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return self._write(func, name, args, kwargs, written)
         call = Call(self, func, name, args, kwargs, bind(func, args, kwargs))
         return self.run(call)
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that is given functions: in its plain form, which is seen, or as one of which nothing is known."""
+        parts = plain_form(func)
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
+        named = {str(i): a for i, a in enumerate(args)} | kwargs
+        call = Call(self, func, str(func), args, kwargs, named)
+        call.out = func(*args, **kwargs)
+        self._everything(call, tensors_in(call.out))
+        return call.out
 
     def run(self, call: Call) -> Any:
         """Do an op that writes nothing, and its shadow."""
@@ -116,11 +132,14 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _everything(self, call: Call, outs: list[Tensor]) -> None:
         """An op of which nothing is known: each element of its results depends on all that it was given."""
         self.notes.unknown.setdefault(call.name, user_place())
+        number = list(self.notes.unknown).index(call.name)
         union = torch.zeros(self.memory.width, dtype=torch.int64)
         for value in call.tensors():
             shadow = call.settled(value)
             if shadow.deps is not None:
                 union = union | any_over(shadow.deps.reshape(-1, self.memory.width), (0,))
+        if self.spare:
+            union = union | single(self.spare[min(number, len(self.spare) - 1)], self.memory.width)
         union[self.memory.width // 2 :] = 0
         for out in outs:
             deps = union.expand(*out.shape, self.memory.width)

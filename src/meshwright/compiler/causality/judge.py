@@ -49,7 +49,7 @@ class _Analysis:
         made = Notes()
         for relation in self.relations:
             made.assumptions.update(relation.notes.assumptions)
-            made.unknown.update(relation.notes.unknown)
+            made.unknown.update(relation.unknown)
             made.reads.extend(relation.notes.reads)
             made.chosen = made.chosen or relation.notes.chosen
             made.numbers |= relation.notes.numbers
@@ -208,7 +208,7 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
         verdict = Verdict.CAUSAL
     lengths = tuple(sorted({r.length for r in analysis.relations}))
     made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests)
-    return findings_of(made, flags, notes, found.rounding)
+    return findings_of(made, flags, notes)
 
 
 def _witness(subject: Subject, case: Case) -> Witness:
@@ -247,4 +247,4 @@ def _tokens(case: Case, value: Any) -> tuple[Any, ...]:
 
 
 def _unknown(reason: str) -> Judgement:
-    return findings_of(Judgement(Verdict.UNKNOWN, frozenset(), reason=reason), {}, Notes(), {})
+    return findings_of(Judgement(Verdict.UNKNOWN, frozenset(), reason=reason), {}, Notes())

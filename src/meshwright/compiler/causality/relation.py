@@ -16,10 +16,14 @@ from meshwright.compiler.causality.interpreter import Interpreter, Notes
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import Reading
 from meshwright.compiler.causality.shadow import Memory, Shadow
-from meshwright.compiler.causality.words import BITS, any_over, single, unpack, width_of
+from meshwright.compiler.causality.words import BITS, any_over, members, single, unpack, width_of
+from meshwright.compiler.diagnostics import Origin
 
 KINDS = ("future", "batch", "document")
-MOST_BITS = 372
+MOST_UNKNOWN = 20
+"""Ops without a rule that are told apart."""
+
+MOST_BITS = 352
 """Beyond this many tokens, neighbours share a bit."""
 
 
@@ -42,6 +46,8 @@ class Relation:
     flags: dict[str, Flag] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     outputs: int = 0
+    unknown: dict[str, Origin] = field(default_factory=dict)
+    """Ops without a rule that an output depends on."""
 
 
 @contextlib.contextmanager
@@ -54,7 +60,12 @@ def plainly() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.simplefilter("ignore")  # the user's own run tells them once; here are hundreds of runs
-            for setting in (sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), torch.no_grad()):
+            for setting in (
+                sdpa_kernel(SDPBackend.MATH),
+                torch.backends.mkldnn.flags(enabled=False),
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager"),
+            ):
                 stack.enter_context(setting)
             yield
     finally:
@@ -64,7 +75,8 @@ def plainly() -> Iterator[None]:
 def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], all_candidates: bool = True) -> Relation:
     """Run with shadows. ``weights`` are addresses of storages that are never known. Raises what the model raises."""
     bits = _bits(feed)
-    width = width_of(int(bits.max()) + 1 + feed.rows)
+    free = int(bits.max()) + 1 + feed.rows
+    width = width_of(free + MOST_UNKNOWN)
     memory = Memory(width, weights)
     values = [leaf.value.clone() for leaf in feed.leaves]
     for leaf, value in zip(feed.leaves, values, strict=True):
@@ -72,7 +84,7 @@ def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], al
             continue
         words = _words(feed, leaf.role, value, bits, width)
         memory.write(value, Shadow(torch.zeros(value.shape, dtype=torch.bool), words))
-    interpreter = Interpreter(memory, all_candidates)
+    interpreter = Interpreter(memory, all_candidates, range(free, free + MOST_UNKNOWN))
     with plainly(), Reading(interpreter), interpreter:
         returned = call_with(function, feed.filled(values))
     relation = Relation(feed.rows, feed.length, notes=interpreter.notes)
@@ -81,6 +93,10 @@ def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], al
         relation.outputs += 1
         if shadow.deps is not None:
             _flag(relation, feed, bits, _by_position(shadow.deps, feed), output.offset)
+            met = members(any_over(shadow.deps.reshape(-1, width), (0,))[: width // 2])
+            for name, bit in zip(interpreter.notes.unknown, range(free, free + MOST_UNKNOWN), strict=False):
+                if bit in met:
+                    relation.unknown[name] = interpreter.notes.unknown[name]
     return relation
 
 

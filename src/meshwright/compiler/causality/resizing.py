@@ -18,7 +18,7 @@ def resized(feed: Feed, rows: int, length: int, vocabulary: dict[int, int], seed
     same = rows == feed.rows and length == feed.length
     segments = None
     if feed.segments is not None:
-        segments = feed.segments if same else segmented(feed.segments, rows, length)
+        segments = feed.segments if same else _segments(feed, rows, length)
     values = []
     for number, leaf in enumerate(feed.leaves):
         if number == feed.segments_leaf and segments is not None:
@@ -48,6 +48,23 @@ def drawn(leaf: Leaf, shape: list[int], vocabulary: int | None, drawing: torch.G
     if vocabulary is None:
         return known[torch.randint(known.numel(), shape, generator=drawing)].to(value.dtype)
     return torch.randint(int(min(0, int(known.min()))), vocabulary, shape, generator=drawing).to(value.dtype)
+
+
+def _segments(feed: Feed, rows: int, length: int) -> Tensor:
+    """Documents for another size: new ones, if no other input goes with those given, which else are cut."""
+    given = feed.segments
+    assert given is not None
+    alone = feed.segments_leaf is not None
+    for number, leaf in enumerate(feed.leaves):
+        if leaf.role is Role.GIVEN and number != feed.segments_leaf and leaf.value.dim() > 1:
+            restarts = leaf.value.shape == given.shape and torch.equal(leaf.value.long(), positions_in(given).long())
+            steady = bool((leaf.value == leaf.value.flatten()[0]).all())
+            alone = alone and (restarts or steady)
+    if alone:
+        return segmented(given, rows, length)
+    if length > feed.length:
+        raise Unfit("the documents cannot be continued")
+    return _rows(given, 0, rows)[:, :length]
 
 
 def segmented(given: Tensor, rows: int, length: int) -> Tensor:

@@ -20,6 +20,10 @@ LEAK_ABOVE = 1e-9
 """In float64, of the largest element of the output."""
 
 ROUNDING_BELOW = 1e-12
+
+LEAST = 8
+"""Pairs of runs that are compared, however slow the model."""
+
 _NARROW_LEAK_ABOVE = 1e-4
 """For what cannot be run in float64."""
 
@@ -97,7 +101,8 @@ class Search:
         spent: int,
     ) -> None:
         for k, edit in enumerate(edits(feed, self.numbers, dice)):
-            if k >= (24 if number < 4 else 10) or time.monotonic() > end or self.found.tests >= spent:
+            late = time.monotonic() > end and self.found.tests >= LEAST
+            if k >= (24 if number < 4 else 10) or late or self.found.tests >= spent:
                 return
             changed = edited(feed, values, edit, self.vocabulary, 1000 * number + k)
             second = self.subject.run(feed, changed)

@@ -36,6 +36,7 @@ __all__ = [
     "lifted_constants",
     "mark_stepped",
     "overload_name",
+    "plain_form",
     "trace",
     "traced_graph",
     "user_stack_traces",
@@ -76,6 +77,14 @@ def decomposed(op: OpOverload) -> Callable[..., Any] | None:
     if found is not None:
         return found
     return op.decompose if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else None
+
+
+def plain_form(op: Any) -> Callable[..., Any] | None:
+    """How an op that is given functions computes without a compiler, as Python on tensors; None if it has no such."""
+    if not isinstance(op, HigherOrderOperator):
+        return None
+    found = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    return found if callable(found) else None
 
 
 def overload_name(target: OpOverload) -> str:
