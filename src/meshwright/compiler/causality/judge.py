@@ -162,15 +162,17 @@ def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
 def _search(subject: Subject, analysis: _Analysis, seconds: float) -> Found:
     notes = analysis.notes()
     numbers = sorted(notes.numbers, key=abs)[:6]
-    search = Search(subject, analysis.feeds, analysis.vocabulary, numbers)
     flags = analysis.flags()
+    seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
+    search = Search(subject, analysis.feeds, analysis.vocabulary, numbers, seen)
     strong = not any(True for _ in notes.assumptions)
     search.look(frozenset(), Effort(60, seconds / 4, strong))
     wanted = frozenset(flags) - search.found.leaks.keys()
     if notes.chosen or notes.reads or not analysis.relations or notes.unknown:
         wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
     if wanted - search.found.leaks.keys():
-        search.look(frozenset(wanted), Effort(500, seconds, strong))
+        pairs = 500 if flags.keys() - search.found.leaks.keys() or not analysis.relations else 200
+        search.look(frozenset(wanted), Effort(pairs, seconds, strong))
     for kind, case in list(search.found.leaks.items()):
         search.found.leaks[kind] = search.smallest(case)
     return search.found

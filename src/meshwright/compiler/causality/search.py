@@ -72,6 +72,8 @@ class Search:
     feeds: list[Feed]
     vocabulary: dict[int, int]
     numbers: list[int]
+    seen: frozenset[str]
+    """Kinds that the analysis flags without a choice in between: of these small differences count as well."""
     found: Found = field(default_factory=Found)
 
     def look(self, wanted: frozenset[str], effort: Effort) -> None:
@@ -161,7 +163,7 @@ class Search:
         bound = LEAK_ABOVE if self.subject.wide else _NARROW_LEAK_ABOVE
         if case.difference > bound:
             leak = case.difference > 1e-6 or not self.subject.wide or not self._grows(case)
-        elif case.difference > ROUNDING_BELOW and self.subject.wide:
+        elif case.difference > ROUNDING_BELOW and self.subject.wide and case.kind in self.seen:
             leak = not self._grows(case)
         else:
             leak = False
