@@ -78,8 +78,8 @@ def _exactly(
     ones = torch.ones(values.known.shape, dtype=torch.bool)
     hit = put(torch.zeros(base.shape, dtype=torch.bool), where, ones)
     # known: of several values for one place, all
-    spoiled = put(torch.zeros(base.shape), where, (~values.known).float(), True) > 0
-    twice = put(torch.zeros(base.shape), where, ones.float(), True) > 1
+    spoiled = put(torch.zeros(base.shape, dtype=torch.float32), where, (~values.known).float(), True) > 0
+    twice = put(torch.zeros(base.shape, dtype=torch.float32), where, ones.float(), True) > 1
     known = torch.where(hit, ~spoiled & (start.known if adds else ~twice), start.known)
     deps = None
     if start.deps is not None or values.deps is not None or index.deps is not None:
@@ -142,7 +142,7 @@ def _anywhere(
 
 
 def _reached(shape: torch.Size, where: list[Tensor | None], dims: list[int]) -> Tensor:
-    written_shape = torch.ops.aten.index.Tensor(torch.zeros(shape), where).shape
+    written_shape = torch.ops.aten.index.Tensor(torch.zeros(shape, dtype=torch.float32), where).shape
     hit = put(torch.zeros(shape, dtype=torch.bool), where, torch.ones(written_shape, dtype=torch.bool))
     for dim in dims:
         hit = hit.any(dim, keepdim=True)
