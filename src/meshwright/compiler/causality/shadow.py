@@ -7,6 +7,7 @@ looks at memory otherwise, and none that writes in place, needs a rule of its ow
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,9 +86,8 @@ def constant(shape: Any, known: bool = True) -> Shadow:
 
 @dataclass
 class _Cell:
-    """The shadow of one storage, element by element of its memory. Holds the storage, whose address stays taken."""
+    """The shadow of one storage, element by element of its memory."""
 
-    storage: Any
     unit: int
     known: Tensor
     deps: Tensor | None = None
@@ -162,8 +162,9 @@ class Memory:
                 return None
             count = -(-storage.nbytes() // tensor.itemsize)
             known = fresh_known and address not in self.weights and not tensor.requires_grad
-            cell = _Cell(storage, tensor.itemsize, (_KNOWN if known else _UNKNOWN).expand(count))
+            cell = _Cell(tensor.itemsize, (_KNOWN if known else _UNKNOWN).expand(count))
             self._cells[address] = cell
+            weakref.finalize(storage, self._cells.pop, address, None)  # the address may be another's afterwards
         elif tensor.itemsize < cell.unit:
             _refine(cell, cell.unit // tensor.itemsize)
         return cell

@@ -37,7 +37,10 @@ def solve_triangular(call: Call) -> Any:
 @rule(
     *(f"aten.{name}" for name in ("linalg_inv_ex", "linalg_cholesky_ex", "cholesky", "linalg_solve_ex", "linalg_qr")),
     *(f"aten.{name}" for name in ("_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_eigh", "_linalg_eigh")),
-    *(f"aten.{name}" for name in ("_linalg_svd", "linalg_matrix_exp", "inverse", "linalg_pinv", "_linalg_slogdet")),
+    *(
+        f"aten.{name}"
+        for name in ("_linalg_svd", "linalg_matrix_exp", "inverse", "linalg_pinv", "_linalg_slogdet", "_linalg_det")
+    ),
 )
 def matrix_op(call: Call) -> Any:
     """Each matrix by itself."""
@@ -56,6 +59,6 @@ def _per_matrix(call: Call, values: list[Tensor]) -> Any:
     batch = union.dim() - 3
     made = []
     for out in outs:
-        own = union.reshape(*union.shape[:batch], *[1] * (out.dim() - batch), call.width)
+        own = union.reshape(*union.shape[:batch], *[1] * max(out.dim() - batch, 0), call.width)
         made.append(Shadow(constant(out.shape, False).known, own.expand(*out.shape, call.width)))
     return made[0] if isinstance(call.out, Tensor) else tuple(made)

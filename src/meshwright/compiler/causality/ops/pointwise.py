@@ -19,7 +19,11 @@ _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "remainder",
 _MASKS_KEPT = LOW | VERY_LOW | MAYBE_LOW
 
 
-@rule("pointwise")
+@rule(
+    "pointwise",
+    "aten.fake_quantize_per_tensor_affine_cachemask",
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+)
 def pointwise(call: Call) -> Any:
     """Any op that torch marks as pointwise."""
     values = call.tensors()

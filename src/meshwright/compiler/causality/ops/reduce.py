@@ -51,7 +51,7 @@ def squeezed(shadow: Shadow, dims: list[int], out: Tensor, width: int) -> Shadow
         for name in ("sum", "mean", "prod", "argmax", "argmin", "std", "var", "norm", "linalg_vector_norm")
     ),
     *("aten." + name for name in ("count_nonzero", "aminmax", "min", "median", "nanmedian", "mode", "nansum")),
-    *("aten." + name for name in ("std_mean", "var_mean", "_linalg_det", "renorm", "kthvalue", "dist")),
+    *("aten." + name for name in ("std_mean", "var_mean", "kthvalue", "dist")),
 )
 def reduction(call: Call) -> Any:
     """The union over the reduced dims."""
