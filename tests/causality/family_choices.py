@@ -277,3 +277,39 @@ class InterpolatedFromHalf(Tokens):
     def mix(self, h: Tensor) -> Tensor:
         half = F.interpolate(h.transpose(1, 2), scale_factor=0.5, mode="linear")
         return F.interpolate(half, size=h.shape[1], mode="linear").transpose(1, 2)
+
+
+class AttendsByPlaces(Tokens):
+    """A mask of places that are counted from the tokens: later ones have higher places, unless they are padding."""
+
+    def attend(self, h: Tensor, ids: Tensor, keep: Tensor) -> Tensor:
+        return (h @ h.transpose(1, 2)).masked_fill(~keep, float("-inf")).softmax(-1).nan_to_num(0.0) @ h
+
+    def forward(self, ids: Tensor) -> Tensor:
+        real = ids != 0
+        place = real.cumsum(1)
+        keep = (place[:, None] <= place[:, :, None]) & real[:, None]
+        h = self.embed(ids)
+        return self.head(h + self.attend(h, ids, keep))
+
+
+@expect("CAUSAL")
+class MaskOfCountedPlaces(AttendsByPlaces):
+    pass
+
+
+@expect("CAUSAL")
+class MaskOfCountedPlacesAdded(AttendsByPlaces):
+    def attend(self, h: Tensor, ids: Tensor, keep: Tensor) -> Tensor:
+        bias = torch.zeros(keep.shape).masked_fill(~keep, float("-inf"))
+        return (h @ h.transpose(1, 2) + bias).softmax(-1).nan_to_num(0.0) @ h
+
+
+@expect("LEAK", "future")
+class MaskOfCountedPlacesWithPadding(AttendsByPlaces):
+    """Padding has the place of the last token before it, and is seen by that."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        place = (ids != 0).cumsum(1)
+        h = self.embed(ids)
+        return self.head(h + self.attend(h, ids, place[:, None] <= place[:, :, None]))

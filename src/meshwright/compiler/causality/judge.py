@@ -7,6 +7,7 @@ only by way of a choice (an order, an index, a comparison) is none, for there it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject, subject_of
-from meshwright.compiler.causality.search import Case, Effort, Found, Search
+from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
 from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
 
 _SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
@@ -74,15 +75,16 @@ def judge(
         return _unknown(str(fault))
     subject = subject_of(model)
     with subject.restored():
-        analysis = _analyse(subject, feed)
+        analysis = _analyse(subject, feed, seconds)
         if not analysis.feeds:
             return _unknown(analysis.failed or "the model does not run")
-        found = _search(subject, analysis, seconds)
+        found = _search(subject, feed, analysis, seconds)
         return _joined(subject, analysis, found)
 
 
-def _analyse(subject: Subject, given: Feed) -> _Analysis:
+def _analyse(subject: Subject, given: Feed, seconds: float) -> _Analysis:
     made = _Analysis([], [], {})
+    begun = time.monotonic()
     subject.draw(1.0, 1.0, 7)
     for rows, length in _sizes(given):
         if _try(subject, given, rows, length, made):
@@ -93,11 +95,12 @@ def _analyse(subject: Subject, given: Feed) -> _Analysis:
     made.vocabulary = _vocabulary(given, made.notes())
     span = max((s for s in made.notes().spans if s <= _LONGEST // 2), default=0)
     for length in (2 * span + 3, first.length + 5, 2 * first.length, 3 * first.length):
-        if len(made.relations) >= 3:
+        if len(made.relations) >= 3 or time.monotonic() - begun > seconds:
             break
         if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
             _try(subject, given, first.rows, length, made)
-    if (given.rows, given.length) != (first.rows, first.length) and given.rows * given.length <= 256:
+    quick = time.monotonic() - begun < seconds / 2
+    if quick and (given.rows, given.length) != (first.rows, first.length) and given.rows * given.length <= 256:
         _try(subject, given, given.rows, given.length, made)
     return made
 
@@ -159,12 +162,19 @@ def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
     return made
 
 
-def _search(subject: Subject, analysis: _Analysis, seconds: float) -> Found:
+def _whole(subject: Subject, given: Feed, analysis: _Analysis) -> list[Feed]:
+    """The batch as given, for runs alone, if it is not too large and was not analysed."""
+    size = (given.rows, given.length)
+    large = given.rows * given.length > 2048 or sum(w.numel() for w in subject.own) > MANY_WEIGHTS
+    return [] if large or any((f.rows, f.length) == size for f in analysis.feeds) else [given]
+
+
+def _search(subject: Subject, given: Feed, analysis: _Analysis, seconds: float) -> Found:
     notes = analysis.notes()
     numbers = sorted(notes.numbers, key=abs)[:6]
     flags = analysis.flags()
     seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
-    search = Search(subject, analysis.feeds, analysis.vocabulary, numbers, seen)
+    search = Search(subject, [*analysis.feeds, *_whole(subject, given, analysis)], analysis.vocabulary, numbers, seen)
     strong = not any(True for _ in notes.assumptions)
     search.look(frozenset(), Effort(60, seconds / 4, strong))
     wanted = frozenset(flags) - search.found.leaks.keys()

@@ -19,7 +19,7 @@ from meshwright.compiler.causality.interpreter import is_view
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import READS
 from meshwright.compiler.causality.relation import plainly
-from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode
+from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, times_written
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_WEIGHTS = 300_000_000
@@ -53,8 +53,8 @@ def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def _with_digits(value: Tensor) -> Tensor:
     """In float64, with digits beyond those of float32: sums of such numbers would be exact otherwise."""
-    line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
-    return value.double() * (1 + 1e-9 * torch.cos(line))
+    line = torch.arange(value.shape[-1] if value.dim() else 1, dtype=torch.float64)
+    return value.double() * (1 + 1e-9 * torch.cos(line if value.dim() else line[0]))
 
 
 def _widened(value: Any) -> Any:
@@ -110,7 +110,9 @@ class Subject:
     writes: bool = False
     """Whether a run changes weights."""
     _drawn: list[Tensor] = field(default_factory=list)
+    _asked: tuple[float, float, int] | None = None
     _placed: bool | None = None
+    _written: list[int] = field(default_factory=list)
 
     def addresses(self) -> frozenset[int]:
         """The storages of the weights."""
@@ -118,6 +120,10 @@ class Subject:
 
     def draw(self, scale: float, gain: float, seed: int) -> None:
         """The user's own weights plus noise of ``scale`` of their spread, matrices then times ``gain``."""
+        asked = (scale, gain, seed if scale else 0)
+        if self._drawn and asked == self._asked:
+            return
+        self._asked = asked
         drawing = torch.Generator().manual_seed(seed)
         self._drawn = []
         for own in self.own:
@@ -134,15 +140,15 @@ class Subject:
             for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
                 parameter.data = _with_digits(drawn) if wide and drawn.dtype in _NARROW else drawn.clone()
             self._placed = wide
+            self._written = [times_written(p) for p in self.parameters]
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             made = kept.clone()
             buffer.data = _widened(made) if wide else made
 
     def notice_writes(self) -> None:
         """See, after a run, whether it changed any weight."""
-        for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
-            before = _with_digits(drawn) if self._placed and drawn.dtype in _NARROW else drawn
-            self.writes = self.writes or not torch.equal(before, parameter.data)
+        now = [times_written(p) for p in self.parameters]
+        self.writes = self.writes or now != self._written
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -21,6 +21,9 @@ LEAK_ABOVE = 1e-9
 
 ROUNDING_BELOW = 1e-12
 
+MANY_WEIGHTS = 20_000_000
+"""Elements beyond which weights are drawn anew in one way alone."""
+
 LEAST = 8
 """Pairs of runs that are compared, however slow the model."""
 
@@ -119,12 +122,14 @@ class Search:
         weights: list[tuple[float, float, int]] = [(0.0, 1.0, 0)]
         if self.subject.own:
             weights += [(1.0, 1.0, 1)]
-            if effort.strong_weights:
+            large = sum(w.numel() for w in self.subject.own) > MANY_WEIGHTS
+            if effort.strong_weights and not large:
                 weights += [(1.0, 4.0, 2), (0.5, 12.0, 3)]
+        ends = self.feeds[:1] + self.feeds[1:][-1:]
         for seed in range(50):
             for base in kinds:
                 for one in weights:
-                    for feed in self.feeds if seed else self.feeds[:2]:
+                    for feed in self.feeds if seed else ends:
                         yield feed, (one[0], one[1], one[2] + 10 * seed), base
 
     def _compare(

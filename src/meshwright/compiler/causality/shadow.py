@@ -23,6 +23,9 @@ VERY_LOW = 2
 MAYBE_LOW = 4
 """Trait: a masking number or an ordinary one, as the input says."""
 
+MAYBE_GONE = 16
+"""Trait: minus infinity or an ordinary number, as the input says."""
+
 CHOICE = 8
 """Trait: 0 or another value, by a comparison: what is multiplied with it is chosen rather than mixed."""
 
@@ -76,6 +79,25 @@ class Shadow:
         return (self.trait & trait) != 0
 
 
+def nothing(truth: Tensor) -> bool:
+    """Whether no element is True; of what is one value spread out, by looking at that one."""
+    if truth.numel() == 0:
+        return True
+    for dim, step in enumerate(truth.stride()):
+        if step == 0:
+            truth = truth.narrow(dim, 0, 1)
+    return not bool(truth.any())
+
+
+def meet(a: Tensor, b: Tensor) -> Tensor:
+    """Where both are True, of one shape; what is one value spread out in both stays so."""
+    shape = a.shape
+    for dim in range(a.dim()):
+        if shape[dim] > 1 and a.stride(dim) == 0 and b.stride(dim) == 0:
+            a, b = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
+    return (a & b).expand(shape)
+
+
 _UNKNOWN, _KNOWN = torch.tensor(False), torch.tensor(True)
 
 
@@ -94,6 +116,28 @@ class _Cell:
     item: Tensor | None = None
     rank: Tensor | None = None
     trait: Tensor | None = None
+    whole: tuple[tuple[Any, ...], Shadow] | None = None
+    """The shadow of a tensor that fills the storage, by its layout, while it has not been laid out."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    itemsize: int
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def storage_offset(self) -> int:
+        return self.offset
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.itemsize
 
 
 _FIELDS = ("known", "deps", "item", "rank", "trait")
@@ -120,6 +164,10 @@ class Memory:
         cell = self._cell(tensor)
         if cell is None:
             return constant(tensor.shape, False)
+        if cell.whole is not None:
+            if cell.whole[0] == _layout(tensor):
+                return cell.whole[1]
+            self._lay_out(cell)
         ratio = tensor.itemsize // cell.unit
         if ratio > 1:
             return self._read_wide(cell, tensor, ratio)
@@ -135,6 +183,21 @@ class Memory:
         if cell is None:
             return
         shadow = shadow.expand(tensor.shape)
+        if fresh and cell.known.shape[0] == tensor.numel() and cell.unit == tensor.itemsize:
+            cell.whole = (_layout(tensor), shadow)
+            return
+        if cell.whole is not None:
+            self._lay_out(cell)
+        self._write(cell, tensor, shadow, fresh)
+
+    def _lay_out(self, cell: _Cell) -> None:
+        """Write what is kept as a whole element by element."""
+        assert cell.whole is not None
+        (shape, strides, offset, itemsize), shadow = cell.whole
+        cell.whole = None
+        self._write(cell, _Place(shape, strides, offset, itemsize), shadow, True)
+
+    def _write(self, cell: _Cell, tensor: Tensor | _Place, shadow: Shadow, fresh: bool) -> None:
         ratio = tensor.itemsize // cell.unit
         for name in _FIELDS:
             value = getattr(shadow, name)
@@ -166,6 +229,8 @@ class Memory:
             self._cells[address] = cell
             weakref.finalize(storage, self._cells.pop, address, None)  # the address may be another's afterwards
         elif tensor.itemsize < cell.unit:
+            if cell.whole is not None:
+                self._lay_out(cell)
             _refine(cell, cell.unit // tensor.itemsize)
         return cell
 
@@ -179,7 +244,7 @@ class Memory:
         elif name == "known" and count > 1 and value.stride(0) == 0:
             cell.known = value.clone(memory_format=torch.contiguous_format)
 
-    def _strided(self, cell: _Cell, name: str, tensor: Tensor, ratio: int = 1, part: int = 0) -> Tensor | None:
+    def _strided(self, cell: _Cell, name: str, tensor: Tensor | _Place, ratio: int = 1, part: int = 0) -> Tensor | None:
         value: Tensor | None = getattr(cell, name)
         if value is None:
             return None

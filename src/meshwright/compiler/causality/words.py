@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.typed import split_dim
+from meshwright.compiler.causality.typed import joint_shape, split_dim
 
 BITS = 62
 """Bits used of a word, so that every word is a number above zero."""
@@ -35,6 +35,16 @@ def softened(words: Tensor) -> Tensor:
     made = words.clone()
     made[..., words.shape[-1] // 2 :] = 0
     return made
+
+
+def union(a: Tensor, b: Tensor) -> Tensor:
+    """Element by element. Along dims in which neither varies (as after a matrix product) it is done once."""
+    shape = joint_shape(a.shape, b.shape)
+    a, b = a.expand(shape), b.expand(shape)
+    for dim in range(len(shape) - 1):
+        if shape[dim] > 1 and a.stride(dim) == 0 and b.stride(dim) == 0:
+            a, b = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
+    return (a | b).expand(shape)
 
 
 def any_over(words: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:

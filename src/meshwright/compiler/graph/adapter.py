@@ -37,6 +37,7 @@ __all__ = [
     "mark_stepped",
     "overload_name",
     "plain_form",
+    "times_written",
     "trace",
     "traced_graph",
     "user_stack_traces",
@@ -193,6 +194,11 @@ def without_export_chatter() -> Iterator[None]:
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Tell torch's learning-rate schedulers, which warn otherwise, that the optimizer has made its step."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # the attribute that schedulers set and read
+
+
+def times_written(tensor: torch.Tensor) -> int:
+    """How often the tensor has been written in place."""
+    return tensor._version
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

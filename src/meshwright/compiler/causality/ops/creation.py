@@ -38,7 +38,7 @@ def dropout(call: Call) -> Any:
     shadow = call.shadow(call["input"])
     known = shadow.known & (call["input"] == 0)
     mask = tensors_in(call.out)[1]
-    return Shadow(known, shadow.deps, shadow.item), constant(mask.shape, False)
+    return Shadow(known, shadow.deps, shadow.item, None, shadow.trait), constant(mask.shape, False)
 
 
 @rule("aten.multinomial")

@@ -108,7 +108,7 @@ def _spread(source: Shadow, value: Tensor, dims: list[int]) -> Shadow:
         union = softened(any_over(deps, dims, keepdim=True))
         same = bool((deps == deps.narrow(dims[0], 0, 1)).all()) if value.shape[dims[0]] else True
         deps = deps if same and len(dims) == 1 else union.expand(deps.shape)
-    return Shadow((source.known & False), deps, source.item)
+    return Shadow(constant(source.known.shape, False).known, deps, source.item)
 
 
 @rule("aten.index_select")

@@ -12,11 +12,21 @@ from torch import Tensor
 from meshwright.compiler.causality.call import Call
 from meshwright.compiler.causality.masks import lowness
 from meshwright.compiler.causality.registry import rule
-from meshwright.compiler.causality.shadow import CHOICE, LOW, MAYBE_LOW, VERY_LOW, Shadow, constant
-from meshwright.compiler.causality.words import softened
+from meshwright.compiler.causality.shadow import (
+    CHOICE,
+    LOW,
+    MAYBE_GONE,
+    MAYBE_LOW,
+    VERY_LOW,
+    Shadow,
+    constant,
+    meet,
+    nothing,
+)
+from meshwright.compiler.causality.words import softened, union
 
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "remainder", "fmod", "div", "sub", "add", "clamp"}
-_MASKS_KEPT = LOW | VERY_LOW | MAYBE_LOW
+_MASKS_KEPT = LOW | VERY_LOW | MAYBE_LOW | MAYBE_GONE
 
 
 @rule(
@@ -41,12 +51,14 @@ def elementwise(call: Call, values: Sequence[Tensor], out: Tensor) -> Shadow:
     shadows, item = call.interpreter.listings.joined(shadows, wide, shape)
     known, deps = constant(shape).known, None
     for shadow in shadows:
-        known = known & shadow.known
+        known = meet(known, shadow.known)
         if shadow.deps is not None:
-            deps = shadow.deps if deps is None else deps | shadow.deps
+            deps = shadow.deps if deps is None else union(deps, shadow.deps)
     trait = None
     if out.dtype != torch.bool and any(v.dtype == torch.bool for v in values):
         trait = torch.where(known, 0, CHOICE).to(torch.uint8)
+    if out.dtype == torch.bool and deps is not None and any(v.dtype != torch.bool for v in values):
+        deps = softened(deps)  # a comparison chooses
     return Shadow(known, deps, item, None, trait)
 
 
@@ -86,6 +98,8 @@ def product(call: Call) -> Shadow:
 
 def _choose_hard(call: Call, made: Shadow, a: Shadow, b: Shadow, both: bool) -> Shadow:
     """The hard plane of x times a choice is that of the choice."""
+    if a.trait is None and b.trait is None:
+        return _with_masks(call, made, a, b)
     picks_a, picks_b = a.has(CHOICE), b.has(CHOICE) if both else torch.zeros((), dtype=torch.bool)
     if made.deps is None or not (bool(picks_a.any()) or bool(picks_b.any())):
         return _with_masks(call, made, a, b)
@@ -101,11 +115,17 @@ def _choose_hard(call: Call, made: Shadow, a: Shadow, b: Shadow, both: bool) -> 
 
 def _with_masks(call: Call, made: Shadow, a: Shadow, b: Shadow) -> Shadow:
     """(1 - mask) times a very low number is a masking number, if the mask says so."""
+    if nothing(a.known) and nothing(b.known):
+        return made
     low = torch.zeros((), dtype=torch.bool)
     for shadow, name in ((a, "self"), (b, "other")):
         value = call.get(name)
         values = value if isinstance(value, Tensor) else torch.tensor(value if value is not None else 0)
-        low = low | (shadow.known & (lowness(values) != 0))
+        very = lowness(values) != 0
+        if bool(very.any()):
+            low = low | (shadow.known & very)
+    if nothing(low):
+        return made
     here = low & ~made.known
     if not bool(here.any()):
         return made
@@ -136,11 +156,12 @@ def total(call: Call) -> Shadow:
     for value, shadow, sign in ((left, a, "rsub" not in call.name), (right, b, "sub" not in call.name)):
         values = value if isinstance(value, Tensor) else torch.tensor(value)
         if sign or "sub" not in call.name:
-            trait = trait | torch.where(shadow.known, lowness(values, call.out.dtype), 0).to(torch.uint8)
+            if not nothing(shadow.known):
+                trait = trait | torch.where(shadow.known, lowness(values, call.out.dtype), 0).to(torch.uint8)
             if shadow.trait is not None:
                 trait = trait | (shadow.trait & _MASKS_KEPT)
-    trait = torch.where(made.known, 0, trait).to(torch.uint8).expand(made.known.shape)
     if bool(trait.any()):
+        trait = torch.where(made.known, 0, trait).to(torch.uint8).expand(made.known.shape)
         made = replace(made, trait=trait)
     made = _decide(call, made, _infinite(left, a), a)
     return _decide(call, made, _infinite(right, b), b)
@@ -171,7 +192,10 @@ def chosen(call: Call, condition: Tensor, yes: Any, no: Any) -> Shadow:
     if any(s.deps is not None for s in shadows):
         words = [call.words(s) for s in shadows]
         one = torch.where(takes.unsqueeze(-1), words[1], words[2]) | words[0]
-        deps = torch.where(c.known.unsqueeze(-1), one, words[0] | words[1] | words[2])
+        either = words[0] | words[1] | words[2]
+        half = call.width // 2
+        either[..., half:] = words[1][..., half:] & words[2][..., half:]  # by way of a choice, but for what both have
+        deps = torch.where(c.known.unsqueeze(-1), one, either)
     trait = _chosen_trait(values, shadows, takes, call.out)
     return Shadow(known, deps, item, None, trait)
 
@@ -185,9 +209,12 @@ def _chosen_trait(values: list[Tensor], shadows: list[Shadow], takes: Tensor, ou
         own = torch.zeros((), dtype=torch.uint8) if shadow.trait is None else shadow.trait
         if out.is_floating_point():
             own = own | torch.where(shadow.known, lowness(value, out.dtype), 0).to(torch.uint8)
+            gone = shadow.known & torch.isneginf(value.to(torch.float64))
+            own = own | torch.where(gone, MAYBE_GONE, 0).to(torch.uint8)
         traits.append(own)
-    maybe = torch.where((traits[0] | traits[1]) & _MASKS_KEPT != 0, MAYBE_LOW, 0) | CHOICE
-    plain = torch.where(takes, traits[0], traits[1])
+    both = traits[0] | traits[1]
+    maybe = torch.where(both & (LOW | VERY_LOW | MAYBE_LOW) != 0, MAYBE_LOW, 0) | (both & MAYBE_GONE) | CHOICE
+    plain = torch.where(takes, traits[0], traits[1]) & ~MAYBE_GONE
     trait = torch.where(c.known, plain, maybe).to(torch.uint8).expand(out.shape)
     return trait if bool(trait.any()) else None
 
@@ -196,13 +223,24 @@ def _chosen_trait(values: list[Tensor], shadows: list[Shadow], takes: Tensor, ou
 def exponential(call: Call) -> Shadow:
     """Of a masking number: zero, for every input."""
     shadow = call.shadow(call["self"])
+    maybe = shadow.has(MAYBE_LOW | MAYBE_GONE)
+    trait = None if nothing(maybe) else torch.where(maybe, CHOICE, 0).to(torch.uint8)
     low = shadow.has(LOW | VERY_LOW) & ~shadow.known & (call.out == 0)
     if not bool(low.any()):
-        return replace(shadow, rank=None, trait=None)
+        return replace(shadow, rank=None, trait=trait)
     if bool(shadow.has(LOW).any()):
         assume_low(call)
     deps = None if shadow.deps is None else torch.where(low.unsqueeze(-1), 0, shadow.deps)
-    return Shadow(shadow.known | low, deps, shadow.item)
+    return Shadow(shadow.known | low, deps, shadow.item, None, trait)
+
+
+@rule("aten.nan_to_num", "aten.neg", "aten.abs", "aten.relu", "aten.sqrt")
+def of_zero_zero(call: Call) -> Shadow:
+    """What is zero by choice stays so."""
+    shadow = call.shadow(call["self"])
+    chosen = shadow.has(CHOICE)
+    trait = None if nothing(chosen) else torch.where(chosen, CHOICE, 0).to(torch.uint8)
+    return replace(shadow, rank=None, trait=trait)
 
 
 def assume_low(call: Call) -> None:
@@ -235,34 +273,40 @@ def _two(call: Call) -> tuple[Shadow, Shadow, Shadow | None]:
     shadows = [call.shadow(call[n]).expand(shape) for n in names]
     shadows, item = call.interpreter.listings.joined(shadows, [v.expand(shape) for v in values], shape)
     a, b = shadows
-    deps = b.deps if a.deps is None else a.deps if b.deps is None else a.deps | b.deps
+    deps = b.deps if a.deps is None else a.deps if b.deps is None else union(a.deps, b.deps)
     trait = None
     if call.out.dtype != torch.bool and any(v.dtype == torch.bool for v in values):
         trait = torch.where(a.known & b.known, 0, CHOICE).to(torch.uint8)
     if call.name.startswith(("aten.sub", "aten.add", "aten.rsub")) and (trait is None):
         trait = _still_choice(a, b)
-    return Shadow(a.known & b.known, deps, item, None, trait), a, b
+    return Shadow(meet(a.known, b.known), deps, item, None, trait), a, b
 
 
 def _still_choice(a: Shadow, b: Shadow) -> Tensor | None:
     """1 - choice and choice + choice are choices."""
+    if a.trait is None and b.trait is None:
+        return None
     picks = (a.has(CHOICE) & (b.known | b.has(CHOICE))) | (b.has(CHOICE) & a.known)
     return torch.where(picks, CHOICE, 0).to(torch.uint8) if bool(picks.any()) else None
 
 
 def _is(call: Call, value: Any, shadow: Shadow, number: float, equal: bool = True) -> Tensor:
+    if nothing(shadow.known):
+        return shadow.known
     values = value if isinstance(value, Tensor) else torch.tensor(value)
     return shadow.known & ((values == number) == equal)
 
 
 def _infinite(value: Any, shadow: Shadow) -> Tensor:
+    if nothing(shadow.known):
+        return shadow.known
     values = value if isinstance(value, Tensor) else torch.tensor(value)
     return shadow.known & torch.isinf(values)
 
 
 def _decide(call: Call, made: Shadow, where_decided: Tensor, by: Shadow) -> Shadow:
     """Elements that one operand decides: known, and on nothing that the other brings."""
-    if not bool(where_decided.any()):
+    if nothing(where_decided):
         return made
     deps = made.deps
     if deps is not None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from meshwright.compiler.causality.call import Call
 from meshwright.compiler.causality.listings import steady
 from meshwright.compiler.causality.registry import rule
-from meshwright.compiler.causality.shadow import CHOICE, Shadow
+from meshwright.compiler.causality.shadow import CHOICE, Shadow, nothing
 from meshwright.compiler.causality.typed import joint_shape
-from meshwright.compiler.causality.words import any_over, pack, unpack
+from meshwright.compiler.causality.words import any_over, pack, union, unpack
 
 
 @rule("aten.mm", "aten.bmm", "aten.matmul")
@@ -66,29 +66,36 @@ def _plus(call: Call, made: Shadow, addend: Tensor) -> Shadow:
     listings = call.interpreter.listings
     if made.item is not None and not steady(shadow, addend, listings.row_dims(made.item), made.known.shape):
         made = listings.settle(made)
-    deps = made.deps if shadow.deps is None else call.words(made) | shadow.deps
+    deps = made.deps if shadow.deps is None else union(call.words(made), shadow.deps)
     return Shadow(made.known & shadow.known, deps, made.item)
 
 
 def contracted(call: Call, a: Tensor, b: Tensor) -> Shadow:
     """The shadow of ``a @ b``, ``[..., m, k] @ [..., k, n]`` with equal or absent batch dims."""
     left, right, item = _in_listing(call, a, b)
-    zero_a, zero_b = left.known & (a == 0), right.known & (b == 0)
+    zero_a, zero_b = _zeros(left, a), _zeros(right, b)
     batch = joint_shape(a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])
     deps = None
-    for deps_of, kept, swap in ((left, ~zero_b, False), (right, ~zero_a, True)):
+    for deps_of, zero, swap in ((left, zero_b, False), (right, zero_a, True)):
         if deps_of.deps is None:
             continue
         chosen = (right if not swap else left).has(CHOICE)
-        part = _weighted(deps_of.deps, kept, chosen, swap, call.width)
+        part = _weighted(deps_of.deps, zero, chosen, swap, call.width)
         part = part.expand(*shape, call.width)
-        deps = part if deps is None else deps | part
+        deps = part if deps is None else union(deps, part)
     return Shadow(_known(left, right, zero_a, zero_b, shape), deps, None if item is None else item.expand(shape))
 
 
+def _zeros(shadow: Shadow, value: Tensor) -> Tensor:
+    """Where an element is known to be zero."""
+    return shadow.known if nothing(shadow.known) else shadow.known & (value == 0)
+
+
 def _known(left: Shadow, right: Shadow, zero_a: Tensor, zero_b: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if not bool(left.known.any()) and not bool(right.known.any()):
+    if nothing(left.known) and nothing(right.known):
+        return torch.tensor(False).expand(shape)
+    if (nothing(left.known) and nothing(zero_b)) or (nothing(right.known) and nothing(zero_a)):
         return torch.tensor(False).expand(shape)
     # terms that are neither a known zero nor of two known factors
     open_a, open_b = (~zero_a).float(), (~zero_b).float()
@@ -96,19 +103,19 @@ def _known(left: Shadow, right: Shadow, zero_a: Tensor, zero_b: Tensor, shape: t
     return ((loose_a @ open_b + open_a @ loose_b) < 0.5).expand(shape)
 
 
-def _weighted(words: Tensor, kept: Tensor, chosen: Tensor, swap: bool, width: int) -> Tensor:
-    """The union over k of sets ``[..., m, k, w]``, for each n over those k that ``kept[..., k, n]`` says.
+def _weighted(words: Tensor, zero: Tensor, chosen: Tensor, swap: bool, width: int) -> Tensor:
+    """The union over k of sets ``[..., m, k, w]``, for each n over those k where ``zero[..., k, n]`` is False.
 
-    With ``swap`` the sets are ``[..., k, n, w]`` and ``kept`` is ``[..., m, k]``. The result is ``[..., m, n, w]``.
+    With ``swap`` the sets are ``[..., k, n, w]`` and ``zero`` is ``[..., m, k]``. The result is ``[..., m, n, w]``.
     """
     if swap:
-        turned = _weighted(words.transpose(-3, -2), kept.transpose(-1, -2), chosen.transpose(-1, -2), False, width)
+        turned = _weighted(words.transpose(-3, -2), zero.transpose(-1, -2), chosen.transpose(-1, -2), False, width)
         return turned.transpose(-3, -2)
-    if bool(kept.all()) and not bool(chosen.any()):
+    if nothing(zero) and nothing(chosen):
         return any_over(words, (words.dim() - 2,), keepdim=True)  # broadcasts over n
     half = width // 2
     parts = []
-    for plane, weights in ((words[..., :half], kept), (words[..., half:], kept & ~chosen)):
+    for plane, weights in ((words[..., :half], ~zero), (words[..., half:], ~zero & ~chosen)):
         bits = unpack(plane)  # [..., m, k, bits]
         counts = bits.transpose(-1, -2) @ weights.float().unsqueeze(-3)  # [..., m, bits, n]
         parts.append(pack(counts.transpose(-1, -2)))

@@ -12,8 +12,8 @@ from meshwright.compiler.causality.call import Call, tensors_in
 from meshwright.compiler.causality.masks import lowness
 from meshwright.compiler.causality.ops.pointwise import assume_low
 from meshwright.compiler.causality.registry import rule
-from meshwright.compiler.causality.shadow import CHOICE, LOW, MAYBE_LOW, VERY_LOW, Shadow, constant
-from meshwright.compiler.causality.words import any_over, running
+from meshwright.compiler.causality.shadow import CHOICE, LOW, MAYBE_GONE, MAYBE_LOW, VERY_LOW, Shadow, constant, nothing
+from meshwright.compiler.causality.words import any_over, running, softened
 
 
 def dims_of(given: Any, rank: int) -> list[int]:
@@ -115,6 +115,9 @@ def largest(call: Call) -> Any:
 def dropped(call: Call, value: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """Which elements a softmax over dims makes zero for every input, and of which rows nothing else is left."""
     shadow = call.shadow(value)
+    if shadow.trait is None and nothing(shadow.known):
+        none = constant(value.shape, False).known
+        return none, none
     infinite = shadow.known & torch.isneginf(value) if value.is_floating_point() else torch.zeros_like(shadow.known)
     known_low = torch.where(shadow.known, lowness(value), 0) if value.is_floating_point() else shadow.known * 0
     own = known_low if shadow.trait is None else known_low | (shadow.trait & (LOW | VERY_LOW | MAYBE_LOW))
@@ -139,6 +142,15 @@ def softmax(call: Call) -> Shadow:
     dims = dims_of(call["dim"], value.dim())
     drops, empty = dropped(call, value, dims)
     shadow = call.shadow(value)
+    chosen = shadow.has(MAYBE_LOW | MAYBE_GONE)
+    zero = 0 if "log" in call.name else CHOICE  # what is masked is zero, or minus infinity
+    if shadow.deps is not None and shadow.item is None and not nothing(chosen):
+        words = torch.where(chosen.unsqueeze(-1), softened(shadow.deps), shadow.deps)
+        shadow = replace(shadow, deps=words)
+        if not bool(drops.any()):
+            joined = any_over(words, dims, keepdim=True)
+            trait = torch.where(chosen, zero, 0).to(torch.uint8)
+            return Shadow(shadow.known & False, joined.expand(*call.out.shape, call.width), None, None, trait)
     if shadow.item is not None or not bool(drops.any()):
         made = joined_over(call, value, dims)
         return made.expand(call.out.shape)
@@ -150,7 +162,8 @@ def softmax(call: Call) -> Shadow:
     known = shadow.known.clone()
     for dim in dims:
         known = known.all(dim, keepdim=True)
-    return Shadow(known.expand(call.out.shape) | drops | empty, deps)
+    trait = torch.where(chosen & ~drops, zero, 0).to(torch.uint8)
+    return Shadow(known.expand(call.out.shape) | drops | empty, deps, None, None, trait)
 
 
 @rule("aten.cumsum", "aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp", "aten._cummax_helper")
