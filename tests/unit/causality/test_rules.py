@@ -107,3 +107,15 @@ def test_rules_say_what_changes_show(name: str) -> None:
         torch.set_default_dtype(default)
     assert not bool((shown & ~said).any()), "a dependence is missed"
     assert torch.equal(said, shown), "more is said than is so"
+
+
+def test_a_clone_is_its_own() -> None:
+    def written_after(x: Tensor) -> Tensor:
+        base = torch.zeros(2, 12)
+        base[:, :] = x.view(2, 12)
+        kept = base.clone()
+        base.zero_()
+        return kept + base
+
+    said = dependence(written_after, torch.rand(N))
+    assert torch.equal(said.flatten(0, 1), torch.eye(N, dtype=torch.bool))

@@ -63,3 +63,22 @@ def test_weights_are_never_known() -> None:
     weight = torch.zeros(3)
     memory = Memory(WIDTH, frozenset({weight.untyped_storage().data_ptr()}))
     assert not bool(memory.read(weight).known.any())
+
+
+def test_a_copy_keeps_its_shadow_when_the_original_is_written() -> None:
+    memory, value = Memory(WIDTH), torch.zeros(4, 2)
+    memory.write(value[:, 0], tokens(4))
+    copy = value.clone()
+    memory.write(copy, memory.read(value))
+    memory.write(value, Shadow(torch.ones(4, 2, dtype=torch.bool)))
+    deps = memory.read(copy).deps
+    assert deps is not None and seen(deps[3, 0]) == [3]
+    assert not bool(memory.read(copy).known[3, 0])
+
+
+def test_a_number_is_written_for_itself_alone() -> None:
+    memory, number = Memory(WIDTH), torch.tensor(0.0)
+    memory.read(number)
+    memory.write(number, Shadow(torch.tensor(False), tokens(1).deps[0]))  # type: ignore[index]  # it has sets
+    assert not bool(memory.read(number).known)
+    assert bool(memory.read(torch.tensor(1.0)).known)

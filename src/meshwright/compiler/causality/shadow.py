@@ -116,6 +116,8 @@ class _Cell:
     item: Tensor | None = None
     rank: Tensor | None = None
     trait: Tensor | None = None
+    lent: bool = False
+    """Whether somebody may hold a view of the fields: they are copied before they are written."""
     whole: tuple[tuple[Any, ...], Shadow] | None = None
     """The shadow of a tensor that fills the storage, by its layout, while it has not been laid out."""
 
@@ -171,6 +173,7 @@ class Memory:
         ratio = tensor.itemsize // cell.unit
         if ratio > 1:
             return self._read_wide(cell, tensor, ratio)
+        cell.lent = True
         values = {name: self._strided(cell, name, tensor) for name in _FIELDS}
         return Shadow(**values)  # type: ignore[arg-type]  # known is never None
 
@@ -199,6 +202,12 @@ class Memory:
 
     def _write(self, cell: _Cell, tensor: Tensor | _Place, shadow: Shadow, fresh: bool) -> None:
         ratio = tensor.itemsize // cell.unit
+        if cell.lent:
+            for name in _FIELDS:
+                value = getattr(cell, name)
+                if value is not None and value.stride(0) != 0:
+                    setattr(cell, name, value.clone())
+            cell.lent = False
         for name in _FIELDS:
             value = getattr(shadow, name)
             if value is None and getattr(cell, name) is None:
@@ -241,7 +250,7 @@ class Memory:
         if value is None:
             shape = (count, self.width) if name == "deps" else (count,)
             setattr(cell, name, torch.zeros(shape, dtype=_DTYPES[name]))
-        elif name == "known" and count > 1 and value.stride(0) == 0:
+        elif name == "known" and value.stride(0) == 0:
             cell.known = value.clone(memory_format=torch.contiguous_format)
 
     def _strided(self, cell: _Cell, name: str, tensor: Tensor | _Place, ratio: int = 1, part: int = 0) -> Tensor | None:
