@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.compiler.causality.interpreter import Interpreter
+from meshwright.compiler.causality.memory import Memory
 from meshwright.compiler.causality.relation import plainly
-from meshwright.compiler.causality.shadow import Memory, Shadow
+from meshwright.compiler.causality.shadow import Shadow
 from meshwright.compiler.causality.words import BITS, single, unpack, width_of
 
 N = 24

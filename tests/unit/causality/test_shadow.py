@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.shadow import Memory, Shadow
+from meshwright.compiler.causality.memory import Memory
+from meshwright.compiler.causality.shadow import Shadow
 from meshwright.compiler.causality.words import any_over, members, pack, running, single, softened, unpack, width_of
 
 WIDTH = width_of(70)

@@ -91,6 +91,7 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
         if role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim):
             role = Role.GIVEN
         leaves.append(Leaf(path, name, tensor.detach(), role))
+    ids = None if ids is None else ids.detach().cpu()
     if ids is not None and ids.dim() == 1:
         ids = ids.unsqueeze(0)
     if ids is not None and batch_dim == 1 and time_dim == 0:
@@ -168,7 +169,7 @@ def _name(function: Any, batch: Any, path: tuple[Any, ...]) -> str:
 
 def _collect(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], Tensor]]) -> None:
     if isinstance(value, Tensor):
-        found.append((path, value))
+        found.append((path, value.cpu()))
     elif isinstance(value, Mapping):
         for key, one in value.items():
             _collect(one, (*path, key), found)

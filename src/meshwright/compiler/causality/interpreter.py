@@ -1,6 +1,6 @@
 """Runs a model as it is and keeps, beside every value, its shadow: the dispatch mode that sees every op.
 
-An op is seen below autograd. Views need nothing (``shadow.py``); a write in place is done as the functional op and a
+An op is seen below autograd. Views need nothing (``memory.py``); a write in place is done as the functional op and a
 copy; an op with a rule has its rule; a pointwise op the general one; an op that torch writes in other ones is done
 in these; any other depends on everything that it is given, and is named.
 """
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from meshwright.compiler.causality.call import Call, bind, tensors_in
 from meshwright.compiler.causality.listings import Listings
+from meshwright.compiler.causality.memory import Memory
 from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.registry import find_replacement, find_rule
-from meshwright.compiler.causality.shadow import Memory, Shadow, constant
+from meshwright.compiler.causality.shadow import Shadow, constant
 from meshwright.compiler.causality.words import any_over, single
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, decomposed, overload_name, plain_form

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.interpreter import Interpreter, Notes
+from meshwright.compiler.causality.memory import Memory
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import Reading
-from meshwright.compiler.causality.shadow import Memory, Shadow
+from meshwright.compiler.causality.shadow import Shadow
 from meshwright.compiler.causality.words import BITS, any_over, members, single, unpack, width_of
 from meshwright.compiler.diagnostics import Origin
 

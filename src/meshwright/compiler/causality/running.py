@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,58 +13,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from meshwright.compiler.causality.feed import Feed, Role, call_with
-from meshwright.compiler.causality.interpreter import is_view
 from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.reaching import modules_in
 from meshwright.compiler.causality.reading import READS
 from meshwright.compiler.causality.relation import plainly
-from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, times_written
+from meshwright.compiler.causality.widening import NARROW, Widen, widened, with_digits
+from meshwright.compiler.graph.adapter import times_written
 
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_WEIGHTS = 300_000_000
 """Elements beyond which weights are neither copied nor drawn anew."""
-
-
-class Widen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
-    """Computes in float64 what asks for less: every operand, and every dtype that an op is given."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or is_view(func) or func._schema.is_mutable:
-            return func(*args, **kwargs)
-        args, kwargs = tuple(_widened(a) for a in args), {k: _widened(v) for k, v in kwargs.items()}
-        if func is torch.ops.aten._grouped_mm.default and args[0].dim() == 2:
-            return grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs["offs"])
-        return func(*args, **kwargs)
-
-
-def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """``_grouped_mm`` in any dtype: rows up to each end times the weights of their group."""
-    made = rows.new_zeros(rows.shape[0], weights.shape[-1])
-    start = 0
-    for group, end in enumerate(ends.tolist()):
-        made[start:end] = rows[start:end] @ weights[group]
-        start = end
-    return made
-
-
-def _with_digits(value: Tensor) -> Tensor:
-    """In float64, with digits beyond those of float32: sums of such numbers would be exact otherwise."""
-    line = torch.arange(value.shape[-1] if value.dim() else 1, dtype=torch.float64)
-    return value.double() * (1 + 1e-9 * torch.cos(line if value.dim() else line[0]))
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if value.dtype == torch.complex64:
-            return value.to(torch.complex128)
-        return value.double() if value.dtype in _NARROW else value
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else torch.complex128 if value == torch.complex64 else value
-    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-        return [_widened(v) for v in value]
-    return value
 
 
 class _Noting(TorchFunctionMode):
@@ -138,12 +93,12 @@ class Subject:
         """Put the weights drawn last into the model, in float64 or as they are, and the buffers as they were given."""
         if self._placed is not wide or self.writes:
             for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
-                parameter.data = _with_digits(drawn) if wide and drawn.dtype in _NARROW else drawn.clone()
+                parameter.data = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
             self._placed = wide
             self._written = [times_written(p) for p in self.parameters]
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             made = kept.clone()
-            buffer.data = _widened(made) if wide else made
+            buffer.data = widened(made) if wide else made
 
     def notice_writes(self) -> None:
         """See, after a run, whether it changed any weight."""
@@ -178,7 +133,7 @@ class Subject:
                 stack.callback(torch.set_default_dtype, default)
                 torch.set_default_dtype(torch.float64)
                 values = [
-                    _with_digits(v) if leaf.role is Role.TOKENS and v.dtype in _NARROW else _widened(v)
+                    with_digits(v) if leaf.role is Role.TOKENS and v.dtype in NARROW else widened(v)
                     for leaf, v in zip(feed.leaves, values, strict=True)
                 ]
                 stack.enter_context(Widen())  # type: ignore[no-untyped-call]  # torch leaves it without types
@@ -220,8 +175,8 @@ def subject_of(model: Callable[..., Any]) -> Subject:
         small = sum(p.numel() for p in model.parameters()) <= _MOST_WEIGHTS
         if small:
             with contextlib.suppress(Exception):  # what cannot be copied is put back afterwards
-                function = copy.deepcopy(model)
-    modules = [function] if isinstance(function, nn.Module) else list(_modules_in(function, 0, set()))
+                function = copy.deepcopy(model).cpu()
+    modules = [function] if isinstance(function, nn.Module) else list(modules_in(function, 0, set()))
     made = Subject(function, modules)
     seen: set[int] = set()
     for module in modules:
@@ -237,38 +192,3 @@ def subject_of(model: Callable[..., Any]) -> Subject:
     if sum(p.numel() for p in made.parameters) <= _MOST_WEIGHTS:
         made.own = [p.data for p in made.parameters]
     return made
-
-
-def _modules_in(value: Any, depth: int, seen: set[int]) -> Iterator[nn.Module]:
-    """Modules that a function can reach: what it closes over, is bound to, or names."""
-    if depth > 3 or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        yield value
-        return
-    inner: list[Any] = []
-    if isinstance(value, partial):
-        inner = [value.func, *value.args, *value.keywords.values()]
-    elif inspect.ismethod(value):
-        inner = [value.__self__, value.__func__]
-    elif inspect.isfunction(value):
-        found = inspect.getclosurevars(value) if depth == 0 else None
-        inner = [*found.nonlocals.values(), *found.globals.values()] if found else []
-        if depth:
-            inner = [c.cell_contents for c in value.__closure__ or () if _filled(c)]
-    elif isinstance(value, Mapping):
-        inner = list(value.values())
-    elif isinstance(value, list | tuple):
-        inner = list(value)
-    elif hasattr(value, "__dict__") and not inspect.isclass(value) and not inspect.ismodule(value):
-        inner = list(vars(value).values())
-    for one in inner:
-        yield from _modules_in(one, depth + 1, seen)
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

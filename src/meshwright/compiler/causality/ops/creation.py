@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.compiler.causality.call import Call, tensors_in
+from meshwright.compiler.causality.ops.pointwise import elementwise
 from meshwright.compiler.causality.registry import rule
 from meshwright.compiler.causality.shadow import Shadow, constant
 from meshwright.compiler.causality.words import any_over
@@ -52,7 +53,5 @@ def multinomial(call: Call) -> Shadow:
 @rule("aten.bernoulli", "aten.normal.Tensor_float", "aten.normal.Tensor_Tensor", "aten.poisson")
 def drawn_by(call: Call) -> Shadow:
     """Drawn element by element from given chances."""
-    from meshwright.compiler.causality.ops.pointwise import elementwise
-
     made = elementwise(call, call.tensors(), call.out)
     return Shadow(made.known & False, made.deps, made.item)

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.call import Call
-from meshwright.compiler.causality.masks import lowness
+from meshwright.compiler.causality.masks import MASKS, lowness
 from meshwright.compiler.causality.registry import rule
 from meshwright.compiler.causality.shadow import (
     CHOICE,
-    LOW,
-    MAYBE_GONE,
     MAYBE_LOW,
-    VERY_LOW,
     Shadow,
     constant,
     meet,
@@ -26,7 +23,6 @@ from meshwright.compiler.causality.shadow import (
 from meshwright.compiler.causality.words import softened, union
 
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "remainder", "fmod", "div", "sub", "add", "clamp"}
-_MASKS_KEPT = LOW | VERY_LOW | MAYBE_LOW | MAYBE_GONE
 
 
 @rule(
@@ -159,95 +155,12 @@ def total(call: Call) -> Shadow:
             if not nothing(shadow.known):
                 trait = trait | torch.where(shadow.known, lowness(values, call.out.dtype), 0).to(torch.uint8)
             if shadow.trait is not None:
-                trait = trait | (shadow.trait & _MASKS_KEPT)
+                trait = trait | (shadow.trait & MASKS)
     if bool(trait.any()):
         trait = torch.where(made.known, 0, trait).to(torch.uint8).expand(made.known.shape)
         made = replace(made, trait=trait)
     made = _decide(call, made, _infinite(left, a), a)
     return _decide(call, made, _infinite(right, b), b)
-
-
-@rule("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
-def where(call: Call) -> Shadow:
-    """A known condition takes one branch."""
-    return chosen(call, call["condition"], call["self"], call["other"])
-
-
-@rule("aten.masked_fill")
-def masked_fill(call: Call) -> Shadow:
-    """``where(mask, value, self)``."""
-    return chosen(call, call["mask"], call["value"], call["self"])
-
-
-def chosen(call: Call, condition: Tensor, yes: Any, no: Any) -> Shadow:
-    """Element by element one of two, by a condition."""
-    shape = tuple(call.out.shape)
-    values = [v if isinstance(v, Tensor) else torch.tensor(v) for v in (condition, yes, no)]
-    shadows = [call.shadow(v).expand(shape) for v in (condition, yes, no)]
-    shadows, item = call.interpreter.listings.joined(shadows, [v.expand(shape) for v in values], shape)
-    c, a, b = shadows
-    takes = values[0].expand(shape)
-    known = torch.where(c.known, torch.where(takes, a.known, b.known), c.known & a.known & b.known)
-    deps = None
-    if any(s.deps is not None for s in shadows):
-        words = [call.words(s) for s in shadows]
-        one = torch.where(takes.unsqueeze(-1), words[1], words[2]) | words[0]
-        either = words[0] | words[1] | words[2]
-        half = call.width // 2
-        either[..., half:] = words[1][..., half:] & words[2][..., half:]  # by way of a choice, but for what both have
-        deps = torch.where(c.known.unsqueeze(-1), one, either)
-    trait = _chosen_trait(values, shadows, takes, call.out)
-    return Shadow(known, deps, item, None, trait)
-
-
-def _chosen_trait(values: list[Tensor], shadows: list[Shadow], takes: Tensor, out: Tensor) -> Tensor | None:
-    c, a, b = shadows
-    if not out.is_floating_point() and bool(c.known.all()):
-        return None
-    traits = []
-    for value, shadow in ((values[1], a), (values[2], b)):
-        own = torch.zeros((), dtype=torch.uint8) if shadow.trait is None else shadow.trait
-        if out.is_floating_point():
-            own = own | torch.where(shadow.known, lowness(value, out.dtype), 0).to(torch.uint8)
-            gone = shadow.known & torch.isneginf(value.to(torch.float64))
-            own = own | torch.where(gone, MAYBE_GONE, 0).to(torch.uint8)
-        traits.append(own)
-    both = traits[0] | traits[1]
-    maybe = torch.where(both & (LOW | VERY_LOW | MAYBE_LOW) != 0, MAYBE_LOW, 0) | (both & MAYBE_GONE) | CHOICE
-    plain = torch.where(takes, traits[0], traits[1]) & ~MAYBE_GONE
-    trait = torch.where(c.known, plain, maybe).to(torch.uint8).expand(out.shape)
-    return trait if bool(trait.any()) else None
-
-
-@rule("aten.exp", "aten.exp2", "aten.sigmoid")
-def exponential(call: Call) -> Shadow:
-    """Of a masking number: zero, for every input."""
-    shadow = call.shadow(call["self"])
-    maybe = shadow.has(MAYBE_LOW | MAYBE_GONE)
-    trait = None if nothing(maybe) else torch.where(maybe, CHOICE, 0).to(torch.uint8)
-    low = shadow.has(LOW | VERY_LOW) & ~shadow.known & (call.out == 0)
-    if not bool(low.any()):
-        return replace(shadow, rank=None, trait=trait)
-    if bool(shadow.has(LOW).any()):
-        assume_low(call)
-    deps = None if shadow.deps is None else torch.where(low.unsqueeze(-1), 0, shadow.deps)
-    return Shadow(shadow.known | low, deps, shadow.item, None, trait)
-
-
-@rule("aten.nan_to_num", "aten.neg", "aten.abs", "aten.relu", "aten.sqrt")
-def of_zero_zero(call: Call) -> Shadow:
-    """What is zero by choice stays so."""
-    shadow = call.shadow(call["self"])
-    chosen = shadow.has(CHOICE)
-    trait = None if nothing(chosen) else torch.where(chosen, CHOICE, 0).to(torch.uint8)
-    return replace(shadow, rank=None, trait=trait)
-
-
-def assume_low(call: Call) -> None:
-    from meshwright.compiler.causality.places import user_place
-
-    sentence = "scores stay far above the finite number that masks them"
-    call.interpreter.notes.assumptions.setdefault(sentence, user_place())
 
 
 @rule("aten.addcmul", "aten.addcdiv", "aten.lerp")
@@ -333,8 +246,3 @@ def _notice(call: Call) -> None:
                 notes.numbers.add(other)
             elif shadow.deps is None and 1 < abs(other) < 512 and not call["self"].is_floating_point():
                 notes.spans.add(abs(other))
-
-
-def soft(shadow: Shadow) -> Shadow:
-    """The same sets, all by way of a choice."""
-    return shadow if shadow.deps is None else shadow.with_deps(softened(shadow.deps))
