@@ -106,7 +106,9 @@ def test_a_model_is_left_as_it_was() -> None:
     def closure(ids: torch.Tensor) -> torch.Tensor:
         return model(ids)
 
+    chance = torch.get_rng_state()
     assert meshwright.check(closure, torch.zeros(2, 8, dtype=torch.int64)).verdict == "CAUSAL"
+    assert torch.equal(chance, torch.get_rng_state()) and torch.get_default_dtype() == torch.float32
     for name, value in model.named_parameters():
         same, address, copy = before[name]
         assert value is same and value.data_ptr() == address and torch.equal(value, copy)

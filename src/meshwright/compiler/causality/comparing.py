@@ -46,3 +46,9 @@ def protected(feed: Feed, edit: Edit, positions: int, offset: int) -> dict[str, 
         other = ~torch.isin(own[time_of.clamp(0, feed.length - 1)], changed) & inside
         made["document"] = mine[:, None] & other[None]
     return made
+
+
+def first_far(worst: Tensor) -> tuple[int, int]:
+    """The first row and position where a difference is a third of the largest: one of many that are alike."""
+    row, time = (worst >= 0.34 * worst.max()).nonzero()[0].tolist()
+    return row, time

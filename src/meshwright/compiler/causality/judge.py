@@ -74,7 +74,7 @@ def judge(
     except Unfit as fault:
         return _unknown(str(fault))
     subject = subject_of(model)
-    with subject.restored():
+    with subject.restored(), torch.random.fork_rng(devices=[]):
         analysis = _analyse(subject, feed, seconds)
         if not analysis.feeds:
             return _unknown(analysis.failed or "the model does not run")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.comparing import distances, protected
+from meshwright.compiler.causality.comparing import distances, first_far, protected
 from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits, row_of
 from meshwright.compiler.causality.feed import Feed, Role
 from meshwright.compiler.causality.running import Ran, Subject
@@ -156,7 +156,7 @@ class Search:
                 if most == 0:
                     continue
                 clean = False
-                place = divmod(int(worst.argmax()), far.shape[1])
+                place = first_far(worst)
                 case = Case(kind, feed, values, changed, edit, (place[0], place[1] - offset), which, most, weights)
                 self._keep(case)
         if clean and first.read != second.read:
@@ -223,7 +223,7 @@ class Search:
         most = float(worst.max())
         if most <= (1e-7 if self.subject.wide else _NARROW_LEAK_ABOVE):
             return None
-        place = divmod(int(worst.argmax()), far.shape[1])
+        place = first_far(worst)
         return replace(case, output=(place[0], place[1] - offset), difference=most)
 
 
