@@ -313,3 +313,21 @@ class MaskOfCountedPlacesWithPadding(AttendsByPlaces):
         place = (ids != 0).cumsum(1)
         h = self.embed(ids)
         return self.head(h + self.attend(h, ids, place[:, None] <= place[:, :, None]))
+
+
+@expect("CAUSAL")
+class WithoutWhatItAdds(Tokens):
+    """Nothing but a gradient comes of the mean."""
+
+    def mix(self, h: Tensor) -> Tensor:
+        mean = h.mean(1, keepdim=True)
+        return h.cumsum(1) + (mean - mean.detach())
+
+
+GATE = torch.zeros((), requires_grad=True)
+
+
+@expect("LEAK", "future")
+class ZeroGateOfNoModule(Tokens):
+    def mix(self, h: Tensor) -> Tensor:
+        return GATE * h.mean(1, keepdim=True)

@@ -17,6 +17,10 @@ for found in pkgutil.iter_modules(tests.causality.__path__):
         importlib.import_module(f"tests.causality.{found.name}")
 
 
+WITHOUT_WITNESS = {"ZeroGateOfNoModule"}
+"""A weight that no module holds stays zero in all runs; the analysis alone tells."""
+
+
 def test_there_are_enough_models() -> None:
     assert len(CASES) >= 100
 
@@ -28,6 +32,7 @@ def test_verdict(case: Case) -> None:
     before = {k: v.clone() for k, v in model.state_dict().items()} if isinstance(model, torch.nn.Module) else {}
     found = meshwright.check(model, batch, **options)
     assert (found.verdict, found.leaks) == (case.verdict, case.leaks), found.text()
-    assert {w.kind for w in found.witnesses} == case.leaks, found.text()
+    if case.name not in WITHOUT_WITNESS:
+        assert {w.kind for w in found.witnesses} == case.leaks, found.text()
     for name, value in before.items():
         assert torch.equal(value, model.state_dict()[name]), name

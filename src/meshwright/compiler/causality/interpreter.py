@@ -42,6 +42,10 @@ class Notes:
     reads: list[Read] = field(default_factory=list)
     chosen: bool = False
     """Whether rows were chosen by a computed mask."""
+    steps: bool = False
+    """Whether numbers that depend on tokens were rounded to whole ones, which are constant almost everywhere."""
+    foreign: bool = False
+    """Whether weights were met that no module holds, and which are not drawn anew therefore."""
     numbers: set[int] = field(default_factory=set)
     """Numbers that tokens are compared with."""
     rows: set[int] = field(default_factory=set)

@@ -1,7 +1,8 @@
 """Joins analysis and runs into a verdict.
 
 The analysis says what could be seen, a comparison of runs what is. A pair of runs that differ is a leak, whatever the
-analysis says. What the analysis flags without a choice in between, and no pair shows, is a leak too; what it flags
+analysis says. What the analysis flags without a choice in between, and no pair shows, is a leak too, unless it must
+have shown (:func:`_cancels`); what it flags
 only by way of a choice (an order, an index, a comparison) is none, for there it says more than is true.
 """
 
@@ -27,6 +28,8 @@ from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
 
 _SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
 _LONGEST = 96
+ENOUGH = 100
+"""Pairs of runs without any difference after which a smooth function is taken not to depend at all."""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class _Analysis:
             made.unknown.update(relation.unknown)
             made.reads.extend(relation.notes.reads)
             made.chosen = made.chosen or relation.notes.chosen
+            made.steps = made.steps or relation.notes.steps
+            made.foreign = made.foreign or relation.notes.foreign
             made.numbers |= relation.notes.numbers
             made.spans |= relation.notes.spans
             made.rows |= relation.notes.rows
@@ -197,7 +202,7 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
             continue
         if kind in found.rounding:
             rounding.add(kind)
-        else:
+        elif not _cancels(subject, notes, found):
             leaks.add(kind)
     assumptions = list(notes.assumptions)
     if notes.reads and not found.other_path:
@@ -221,6 +226,16 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     lengths = tuple(sorted({r.length for r in analysis.relations}))
     made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests)
     return findings_of(made, flags, notes)
+
+
+def _cancels(subject: Subject, notes: Notes, found: Found) -> bool:
+    """Whether what the analysis flags, and no pair of runs shows, not even as rounding, is exactly nothing.
+
+    It is, if it would vary with the tokens whatever it is: if nothing is rounded to whole numbers, all weights were
+    drawn anew, and there were enough pairs.
+    """
+    drawn = bool(subject.own) or not subject.parameters
+    return not notes.steps and not notes.foreign and drawn and found.tests >= ENOUGH
 
 
 def _witness(subject: Subject, case: Case) -> Witness:

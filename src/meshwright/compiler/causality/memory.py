@@ -66,6 +66,8 @@ class Memory:
     width: int
     weights: frozenset[int] = frozenset()
     """Addresses of storages that hold weights: never known, whatever is in them."""
+    foreign: bool = False
+    """Whether a tensor that is trained was met which is none of these."""
     _cells: dict[int, _Cell] = field(default_factory=dict)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -146,7 +148,9 @@ class Memory:
             if storage.nbytes() == 0:
                 return None
             count = -(-storage.nbytes() // tensor.itemsize)
-            known = fresh_known and address not in self.weights and not tensor.requires_grad
+            foreign = fresh_known and address not in self.weights and tensor.requires_grad
+            self.foreign = self.foreign or foreign
+            known = fresh_known and address not in self.weights and not foreign
             cell = _Cell(tensor.itemsize, (_KNOWN if known else _UNKNOWN).expand(count))
             self._cells[address] = cell
             weakref.finalize(storage, self._cells.pop, address, None)  # the address may be another's afterwards

@@ -88,6 +88,7 @@ def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], al
     interpreter = Interpreter(memory, all_candidates, range(free, free + MOST_UNKNOWN))
     with plainly(), Reading(interpreter), interpreter:
         returned = call_with(function, feed.filled(values))
+    interpreter.notes.foreign = memory.foreign
     relation = Relation(feed.rows, feed.length, notes=interpreter.notes)
     for output in token_outputs(returned, feed):
         shadow = interpreter.listings.settle(memory.read(output.value), output.value)

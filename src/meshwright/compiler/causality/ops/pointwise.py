@@ -22,6 +22,17 @@ from meshwright.compiler.causality.shadow import (
 )
 from meshwright.compiler.causality.words import softened, union
 
+_STEPS = {
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "sign",
+    "sgn",
+    "floor_divide",
+    "frac",
+    "fake_quantize_per_tensor_affine_cachemask",
+}
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "remainder", "fmod", "div", "sub", "add", "clamp"}
 
 
@@ -32,6 +43,8 @@ _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "floor_divide", "remainder",
 )
 def pointwise(call: Call) -> Any:
     """Any op that torch marks as pointwise."""
+    if call.name.split(".")[1] in _STEPS:
+        call.interpreter.notes.steps = True
     values = call.tensors()
     if isinstance(call.out, list | tuple):
         return tuple(elementwise(call, values, out) for out in call.out)
@@ -68,6 +81,8 @@ def copied(call: Call) -> Shadow:
             shadow = shadow.map(lambda x: x.reshape(call.out.shape), lambda x: x.reshape(*call.out.shape, call.width))
         else:
             shadow = shadow.expand(call.out.shape)
+    if source.is_floating_point() and not call.out.is_floating_point() and shadow.deps is not None:
+        call.interpreter.notes.steps = True
     if source.dtype == torch.bool and call.out.dtype != torch.bool and shadow.deps is not None:
         trait = torch.where(shadow.known, 0, CHOICE).to(torch.uint8)
         shadow = replace(shadow, trait=trait)
