@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PLACES = {
+    "check": "meshwright.checking",
     "load": "meshwright.frontend.language",
     "capture": "meshwright.frontend.capture",
     "compile": "meshwright.build",
@@ -28,6 +29,7 @@ __all__ = [
     "Plan",
     "__version__",
     "capture",
+    "check",
     "compile",
     "load",
     "parallelize",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typer
 
 from meshwright.cli.calibrate import calibrate_command
+from meshwright.cli.check import check_command
 from meshwright.cli.clusters import clusters_command
 from meshwright.cli.compile import compile_command
 from meshwright.cli.faults import Commands
@@ -33,6 +34,7 @@ app.command("inspect")(inspect_command)
 app.command("simulate")(simulate_command)
 app.command("schedule")(schedule_command)
 app.command("verify")(verify_command)
+app.command("check")(check_command)
 app.command("calibrate")(calibrate_command)
 app.command("clusters")(clusters_command)
 app.command("version")(version_command)

@@ -83,6 +83,27 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
     )
 
 
+def model_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> tuple[Callable[..., Any], Any]:
+    """The model and the batch of a factory that need return no more. Raises MeshwrightError E0110 to E0112."""
+    place = f"{module}:{name}"
+    function = _find(module, name)
+    try:
+        returned = function(**keywords)
+    except MeshwrightError:
+        raise
+    except (Exception, SystemExit) as fault:  # whatever the user's function raises is told, not thrown
+        raise _raised(f"{place} failed", fault, "correct the factory, or --set") from None
+    if isinstance(returned, tuple) and len(returned) >= 2:
+        model, batch = returned[:2]
+    elif isinstance(returned, Mapping):
+        model, batch = returned.get("model"), returned.get("batch")
+    else:
+        model, batch = getattr(returned, "model", None), getattr(returned, "batch", None)
+    if not callable(model) or batch is None:
+        raise error("E0112", f"{place} returns no model with a batch", action="return (model, batch), at least")
+    return model, batch
+
+
 def _precision(given: Any, place: str) -> Precision:
     """Raises MeshwrightError E0112 for what is no precision, E0321 for one that is unknown."""
     if given is None or isinstance(given, Precision):

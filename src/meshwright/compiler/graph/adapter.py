@@ -27,6 +27,7 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "compiling",
+    "decomposed",
     "exporting",
     "functionalized",
     "graph_module",
@@ -35,6 +36,8 @@ __all__ = [
     "lifted_constants",
     "mark_stepped",
     "overload_name",
+    "plain_form",
+    "times_written",
     "trace",
     "traced_graph",
     "user_stack_traces",
@@ -67,6 +70,22 @@ def written_in_ops(*ops: OpOverload) -> dict[OpOverload, Callable[..., Any]]:
     """How torch writes these ops in other ones, for those that it tells of."""
     found = get_decompositions(list(ops))
     return {op: found[op] for op in ops if op in found}
+
+
+def decomposed(op: OpOverload) -> Callable[..., Any] | None:
+    """How torch writes one op in other ones: as registered, or as the op itself is composed. None if it does not."""
+    found = get_decompositions([op]).get(op)
+    if found is not None:
+        return found
+    return op.decompose if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else None
+
+
+def plain_form(op: Any) -> Callable[..., Any] | None:
+    """How an op that is given functions computes without a compiler, as Python on tensors; None if it has no such."""
+    if not isinstance(op, HigherOrderOperator):
+        return None
+    found = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    return found if callable(found) else None
 
 
 def overload_name(target: OpOverload) -> str:
@@ -175,6 +194,11 @@ def without_export_chatter() -> Iterator[None]:
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Tell torch's learning-rate schedulers, which warn otherwise, that the optimizer has made its step."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # the attribute that schedulers set and read
+
+
+def times_written(tensor: torch.Tensor) -> int:
+    """How often the tensor has been written in place."""
+    return tensor._version
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

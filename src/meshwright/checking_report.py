@@ -1,0 +1,94 @@
+"""A check as text, JSON and SARIF."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshwright import __version__
+from meshwright.compiler.diagnostics import Diagnostic, Origin, Span
+
+if TYPE_CHECKING:
+    from meshwright.checking import Checked
+    from meshwright.compiler.causality.verdict import Witness
+
+
+def as_text(checked: Checked) -> str:
+    """The verdict first."""
+    return "\n".join([checked.headline(), *(finding.render() for finding in checked.findings), ground(checked)])
+
+
+def ground(checked: Checked) -> str:
+    """At which lengths was analysed, how much was run."""
+    detail = checked.causality
+    lengths = ", ".join(str(n) for n in detail.lengths) or "none"
+    return f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared"
+
+
+def as_json(checked: Checked) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "verdict": str(checked.verdict),
+        "leaks": sorted(checked.leaks),
+        "assumptions": list(checked.assumptions),
+        "reason": checked.causality.reason,
+        "lengths": list(checked.causality.lengths),
+        "pairs": checked.causality.tests,
+        "witnesses": [_witness(w) for w in checked.witnesses],
+        "findings": [_finding(f) for f in checked.findings],
+    }
+
+
+def _witness(witness: Witness) -> dict[str, Any]:
+    place = witness.place
+    return {
+        "kind": witness.kind,
+        "output": list(witness.output),
+        "input": list(witness.input),
+        "tokens": [list(witness.tokens_a), list(witness.tokens_b)],
+        "outputs": [list(witness.value_a), list(witness.value_b)],
+        "difference": witness.difference,
+        "own_weights": witness.own_weights,
+        "op": witness.op,
+        "file": place.file if place else "",
+        "line": place.line if place else 0,
+    }
+
+
+def _finding(finding: Diagnostic) -> dict[str, Any]:
+    file, line = _place(finding)
+    return {
+        "code": finding.code,
+        "message": finding.message,
+        "file": file,
+        "line": line,
+        "notes": list(finding.notes),
+        "action": finding.action,
+    }
+
+
+def _place(finding: Diagnostic) -> tuple[str, int]:
+    place = finding.place
+    return (place.file, place.line) if isinstance(place, Origin | Span) else ("", 0)
+
+
+def as_sarif(checked: Checked) -> dict[str, Any]:
+    """One run with one result for each finding."""
+    results = []
+    for finding in checked.findings:
+        file, line = _place(finding)
+        result: dict[str, Any] = {
+            "ruleId": finding.code,
+            "level": "error" if finding.code in ("E0711", "E0712", "E0713") else "warning",
+            "message": {"text": "\n".join([finding.message, *finding.notes])},
+        }
+        if file:
+            region = {"startLine": max(line, 1)}
+            result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]
+        results.append(result)
+    rules = [{"id": code} for code in sorted({f.code for f in checked.findings})]
+    driver = {"name": "meshwright", "version": __version__, "rules": rules}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }

@@ -1,0 +1,95 @@
+"""What ``meshwright check`` is pointed at: a ``.mw`` file, a factory, or the folder of an artefact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.checking import Checked, check
+from meshwright.compiler.diagnostics import error
+from meshwright.compiler.emit.artefact import read_artefact
+from meshwright.frontend.factory import model_of_factory
+from meshwright.frontend.language.load import LoadedFile, load, load_text
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model with a batch and the dims of rows and positions, and the artefact compiled of it, if there is one."""
+
+    place: str
+    model: Callable[..., Any]
+    batch: Any
+    batch_dim: int | None = 0
+    time_dim: int = 1
+    segments: str | None = None
+    artefact: Path | None = None
+
+
+def check_causality(given: Given) -> Checked:
+    """Do outputs see later tokens, other rows, other documents?"""
+    return check(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim, segments=given.segments)
+
+
+CHECKS: Mapping[str, Callable[[Given], Checked]] = {"causality": check_causality}
+"""What the command asks, in order. A check is a function from what is given to what it found."""
+
+
+def read_given(
+    source: str,
+    overrides: Mapping[str, float] | None = None,
+    segments: str | None = None,
+    batch_dim: int | None = None,
+    time_dim: int | None = None,
+) -> Given:
+    """Read a source. Raises MeshwrightError for one that cannot be used."""
+    folder = Path(source)
+    if source.endswith(".mw"):
+        return _of_file(load(source, overrides), segments)
+    if folder.is_dir():
+        described = read_artefact(folder).source
+        if described.kind == "language":
+            return _of_file(load_text(described.text, described.place, described.overrides), segments, folder)
+        if described.kind == "factory":
+            source, overrides = described.place, described.overrides
+        else:
+            raise error(
+                "E0710",
+                f"{folder} was compiled of a model in memory, which is not there any more",
+                action="call meshwright.check(model, batch) where the model is made",
+            )
+    module, colon, name = source.partition(":")
+    if not colon or not module or not name.isidentifier():
+        raise error(
+            "E0710",
+            f"'{source}' names nothing to check",
+            action="give a '.mw' file, a factory as package.module:factory, or the folder of an artefact",
+        )
+    model, batch = model_of_factory(module, name, dict(overrides or {}))
+    return Given(
+        source,
+        model,
+        batch,
+        0 if batch_dim is None else batch_dim,
+        1 if time_dim is None else time_dim,
+        segments,
+        folder if folder.is_dir() else None,
+    )
+
+
+def _of_file(loaded: LoadedFile, segments: str | None, artefact: Path | None = None) -> Given:
+    """The model of a file; its axes say which dims are rows and positions."""
+    batch, time = loaded.dimensions.batch, loaded.dimensions.time
+    for one in loaded.checked.inputs:
+        names = list(one.shape.names)
+        if batch in names and time in names:
+            values = loaded.example_batch()
+            return Given(
+                loaded.path, loaded.module(), values, names.index(batch), names.index(time), segments, artefact
+            )
+    raise error(
+        "E0710",
+        f"no input of {loaded.path} has a batch and a time axis",
+        action="declare the axes, as in 't: time = 128'",
+    )

@@ -1,0 +1,65 @@
+"""``meshwright check``"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.output import write
+from meshwright.cli.pages import page_of
+from meshwright.cli.settings import overrides
+
+
+def check_command(
+    source: Annotated[
+        str | None, typer.Argument(help="A '.mw' file, a factory as package.module:factory, or an artefact's folder.")
+    ] = None,
+    segments: Annotated[
+        str | None, typer.Option(help="The input that says to which document each position belongs.")
+    ] = None,
+    batch_dim: Annotated[int, typer.Option(min=0, help="The dim of rows; of a '.mw' file its axis.")] = 0,
+    time_dim: Annotated[int, typer.Option(min=0, help="The dim of positions; of a '.mw' file its axis.")] = 1,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A size of the file or an argument of the factory: name=number.")
+    ] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write all findings to this file as JSON.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write all findings to this file as SARIF.")] = None,
+    explain: Annotated[str | None, typer.Option(help="Print the page of a code, E0711 say, and do no more.")] = None,
+) -> None:
+    """Check that no output of a model sees a later token, another row of the batch, or another document.
+
+    The exit code is 0 if there is no leak, 1 if there is one or nothing can be said, 2 if the source cannot be read.
+    """
+    from meshwright.cli.faults import print_diagnostics
+    from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
+
+    try:
+        if explain is not None:
+            typer.echo(page_of(explain))
+            return
+        if source is None:
+            print_diagnostics(Diagnostic("E0901", "missing argument 'SOURCE'", action="see meshwright check --help"))
+            raise typer.Exit(2)
+        from meshwright.checking_source import CHECKS, read_given
+
+        given = read_given(source, overrides(set_ or []), segments, batch_dim, time_dim)
+        passed = True
+        for ask in CHECKS.values():
+            found = ask(given)
+            passed = passed and found.passed
+            typer.echo(f"{given.place}: {found.headline()}")
+            if found.findings:
+                print_diagnostics(*found.findings)
+            typer.echo(found.footline())
+            if as_json is not None:
+                write(as_json, json.dumps(found.json(), indent=2) + "\n", "E0718", "--json")
+            if sarif is not None:
+                write(sarif, json.dumps(found.sarif(), indent=2) + "\n", "E0718", "--sarif")
+    except MeshwrightError as fault:
+        print_diagnostics(*fault.diagnostics)
+        raise typer.Exit(2) from None
+    if not passed:
+        raise typer.Exit(1)
