@@ -55,7 +55,7 @@ class Checked:
         """The findings as a SARIF 2.1.0 log, which code hosts show beside the lines."""
         from meshwright.checking_report import as_sarif
 
-        return as_sarif(self)
+        return as_sarif(self.findings)
 
 
 def check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright import __version__
@@ -10,6 +11,10 @@ from meshwright.compiler.diagnostics import Diagnostic, Origin, Span
 if TYPE_CHECKING:
     from meshwright.checking import Checked
     from meshwright.compiler.causality.verdict import Witness
+
+
+ERRORS = ("E0711", "E0712", "E0713", "E0507")
+"""Codes of findings that are facts; the others warn."""
 
 
 def as_text(checked: Checked) -> str:
@@ -34,8 +39,13 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "lengths": list(checked.causality.lengths),
         "pairs": checked.causality.tests,
         "witnesses": [_witness(w) for w in checked.witnesses],
-        "findings": [_finding(f) for f in checked.findings],
+        "findings": findings_as_json(checked.findings),
     }
+
+
+def findings_as_json(findings: Iterable[Diagnostic]) -> list[dict[str, Any]]:
+    """Each finding with its file and line (empty and 0 where it has none)."""
+    return [_finding(f) for f in findings]
 
 
 def _witness(witness: Witness) -> dict[str, Any]:
@@ -71,21 +81,21 @@ def _place(finding: Diagnostic) -> tuple[str, int]:
     return (place.file, place.line) if isinstance(place, Origin | Span) else ("", 0)
 
 
-def as_sarif(checked: Checked) -> dict[str, Any]:
-    """One run with one result for each finding."""
+def as_sarif(findings: Sequence[Diagnostic]) -> dict[str, Any]:
+    """A SARIF 2.1.0 log of one run with one result for each finding."""
     results = []
-    for finding in checked.findings:
+    for finding in findings:
         file, line = _place(finding)
         result: dict[str, Any] = {
             "ruleId": finding.code,
-            "level": "error" if finding.code in ("E0711", "E0712", "E0713") else "warning",
+            "level": "error" if finding.code in ERRORS else "warning",
             "message": {"text": "\n".join([finding.message, *finding.notes])},
         }
         if file:
             region = {"startLine": max(line, 1)}
             result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]
         results.append(result)
-    rules = [{"id": code} for code in sorted({f.code for f in checked.findings})]
+    rules = [{"id": code} for code in sorted({f.code for f in findings})]
     driver = {"name": "meshwright", "version": __version__, "rules": rules}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshwright.checking import Checked, check
-from meshwright.compiler.diagnostics import error
+from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.emit.artefact import read_artefact
+from meshwright.compiler.graph.pipeline_program import Compiled
+from meshwright.compiler.graph.program import StepProgram
 from meshwright.frontend.factory import model_of_factory
 from meshwright.frontend.language.load import LoadedFile, load, load_text
+from meshwright.frontend.source import load_source
 
 
 @dataclass(frozen=True)
@@ -19,21 +22,33 @@ class Given:
     """A model with a batch and the dims of rows and positions, and the artefact compiled of it, if there is one."""
 
     place: str
+    source: str
     model: Callable[..., Any]
     batch: Any
     batch_dim: int | None = 0
     time_dim: int = 1
     segments: str | None = None
     artefact: Path | None = None
+    overrides: Mapping[str, float] = field(default_factory=dict)
 
+    @cached_property
+    def step(self) -> StepProgram | Compiled:
+        """The step that trains the model: of an artefact what its ranks run, else that for one device.
 
-def check_causality(given: Given) -> Checked:
-    """Do outputs see later tokens, other rows, other documents?"""
-    return check(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim, segments=given.segments)
+        Raises MeshwrightError if there is none, or it cannot be captured.
+        """
+        if self.artefact is not None:
+            return read_artefact(self.artefact).rank_program
+        return load_source(self.source, self.overrides).capture()
 
-
-CHECKS: Mapping[str, Callable[[Given], Checked]] = {"causality": check_causality}
-"""What the command asks, in order. A check is a function from what is given to what it found."""
+    @cached_property
+    def without_step(self) -> str | None:
+        """Why there is no step; None: there is one."""
+        try:
+            _ = self.step
+        except MeshwrightError as fault:
+            return fault.diagnostics[0].message
+        return None
 
 
 def read_given(
@@ -46,7 +61,7 @@ def read_given(
     """Read a source. Raises MeshwrightError for one that cannot be used."""
     folder = Path(source)
     if source.endswith(".mw"):
-        return _of_file(load(source, overrides), segments)
+        return replace(_of_file(load(source, overrides), segments), overrides=dict(overrides or {}))
     if folder.is_dir():
         described = read_artefact(folder).source
         if described.kind == "language":
@@ -69,24 +84,33 @@ def read_given(
     model, batch = model_of_factory(module, name, dict(overrides or {}))
     return Given(
         source,
+        source,
         model,
         batch,
         0 if batch_dim is None else batch_dim,
         1 if time_dim is None else time_dim,
         segments,
         folder if folder.is_dir() else None,
+        dict(overrides or {}),
     )
 
 
 def _of_file(loaded: LoadedFile, segments: str | None, artefact: Path | None = None) -> Given:
     """The model of a file; its axes say which dims are rows and positions."""
-    batch, time = loaded.dimensions.batch, loaded.dimensions.time
+    batch, time, place = loaded.dimensions.batch, loaded.dimensions.time, loaded.path
     for one in loaded.checked.inputs:
         names = list(one.shape.names)
         if batch in names and time in names:
             values = loaded.example_batch()
             return Given(
-                loaded.path, loaded.module(), values, names.index(batch), names.index(time), segments, artefact
+                loaded.path,
+                loaded.path,
+                loaded.module(),
+                values,
+                names.index(batch),
+                names.index(time),
+                segments,
+                artefact,
             )
     raise error(
         "E0710",

@@ -58,7 +58,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_causal_is_zero_and_a_leak_is_one(models: Path) -> None:
     code, text = run("models_to_check:good")
-    assert code == 0 and "models_to_check:good: CAUSAL" in text
+    assert code == 0 and "models_to_check:good: causality: CAUSAL" in text
     code, text = run("models_to_check:leaky")
     assert code == 1 and "LEAK (future)" in text and "E0711" in text and "models_to_check.py:" in text.replace("\n", "")
 
@@ -80,14 +80,15 @@ def test_reports_are_written(models: Path) -> None:
     code, _ = run("models_to_check:leaky", "--json", "out/found.json", "--sarif", "out/found.sarif")
     assert code == 1
     data = json.loads((models / "out" / "found.json").read_text(encoding="utf-8"))
-    assert data["leaks"] == ["future"] and data["witnesses"][0]["kind"] == "future"
+    causality = data["causality"]
+    assert not data["passed"] and causality["leaks"] == ["future"] and causality["witnesses"][0]["kind"] == "future"
     log = json.loads((models / "out" / "found.sarif").read_text(encoding="utf-8"))
     assert log["version"] == "2.1.0" and log["runs"][0]["results"][0]["ruleId"] == "E0711"
 
 
 def test_a_file_of_the_language_knows_its_dims() -> None:
     code, text = run("examples/gpt.mw", "--set", "layers=1", "--set", "d=16", "--set", "t=12")
-    assert code == 0 and "examples/gpt.mw: CAUSAL" in text
+    assert code == 0 and "examples/gpt.mw: causality: CAUSAL" in text
 
 
 def test_pages_are_printed() -> None:

@@ -43,21 +43,29 @@ def check_command(
         if source is None:
             print_diagnostics(Diagnostic("E0901", "missing argument 'SOURCE'", action="see meshwright check --help"))
             raise typer.Exit(2)
-        from meshwright.checking_source import CHECKS, read_given
+        from meshwright.checking_answers import questions
+        from meshwright.checking_report import as_sarif
+        from meshwright.checking_source import read_given
 
         given = read_given(source, overrides(set_ or []), segments, batch_dim, time_dim)
-        passed = True
-        for ask in CHECKS.values():
-            found = ask(given)
-            passed = passed and found.passed
-            typer.echo(f"{given.place}: {found.headline()}")
-            if found.findings:
-                print_diagnostics(*found.findings)
-            typer.echo(found.footline())
-            if as_json is not None:
-                write(as_json, json.dumps(found.json(), indent=2) + "\n", "E0718", "--json")
-            if sarif is not None:
-                write(sarif, json.dumps(found.sarif(), indent=2) + "\n", "E0718", "--sarif")
+        asked = questions(given)
+        answers = {}
+        for name, ask in asked.items():
+            answer = answers[name] = ask(given)
+            typer.echo(f"{given.place}: {name}: {answer.headline}")
+            if answer.findings:
+                print_diagnostics(*answer.findings)
+            if answer.footline:
+                typer.echo(answer.footline)
+        if given.without_step is not None:
+            typer.echo(f"nothing is asked of a training step: {given.without_step}")
+        passed = all(answer.passed for answer in answers.values())
+        if as_json is not None:
+            report = {"passed": passed, **{name: answer.json() for name, answer in answers.items()}}
+            write(as_json, json.dumps(report, indent=2) + "\n", "E0718", "--json")
+        if sarif is not None:
+            log = as_sarif([finding for answer in answers.values() for finding in answer.findings])
+            write(sarif, json.dumps(log, indent=2) + "\n", "E0718", "--sarif")
     except MeshwrightError as fault:
         print_diagnostics(*fault.diagnostics)
         raise typer.Exit(2) from None
