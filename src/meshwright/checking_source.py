@@ -103,8 +103,8 @@ def _of_file(loaded: LoadedFile, segments: str | None, artefact: Path | None = N
         if batch in names and time in names:
             values = loaded.example_batch()
             return Given(
-                loaded.path,
-                loaded.path,
+                place,
+                place,
                 loaded.module(),
                 values,
                 names.index(batch),
