@@ -96,6 +96,8 @@ class Border:
             message = f"the {value.kind} '{value.name}' does not leave the step as it has to"
             self._wrong(name, message, held.layout.told(shape, mesh), wanted.told(shape, mesh), value)
         right = self.meaning.outputs.get(value)
+        if value.kind == "gradient" and self._shared(value.name):
+            return  # a part of it; see :meth:`check_shared`
         if right is not None and right != held.term:
             names = self.meaning.terms.names
             message = f"the {value.kind} '{value.name}' is another value than in the step for one device"
@@ -120,6 +122,29 @@ class Border:
             node = self.meaning.terms.made_by.get(self.meaning.outputs[value])
             origin = annotation(node).origin if node is not None and annotation(node).origin.file else None
         self.findings.append(Finding(OUTPUT, graph, "", message, found, expected, origin))
+
+    def _shared(self, name: str) -> bool:
+        """Whether further stages have copies of a parameter, or it is one."""
+        copies = copies_of(self.compiled)
+        return name in copies or name in copies.values()
+
+    def check_shared(self, made: Mapping[Value, Held]) -> None:
+        """Whether the gradients of all copies of a tied parameter together are its gradient, and copies lie alike."""
+        terms = self.meaning.terms
+        for name in dict.fromkeys(copies_of(self.compiled).values()):
+            copies = [name, *(c for c, original in copies_of(self.compiled).items() if original == name)]
+            value = Value("gradient", name)
+            parts = [made[v] for c in copies if (v := Value("gradient", c)) in made]
+            if value in self.meaning.outputs and all(isinstance(p, Related) for p in parts):
+                total, right = terms.sum([p.term for p in parts]), self.meaning.outputs[value]
+                if total != right:
+                    message = f"the gradients of the stages' copies of '{name}' do not add up to its gradient"
+                    self._wrong("the stages", message, terms.names[total], terms.names[right], value)
+            for copy in copies:
+                own, first = (self.stored(Value("parameter", n)) for n in (copy, name))
+                if own != first:
+                    message = f"the copy '{copy}' lies in another way than '{name}', whose new value it gets"
+                    self._wrong("the stages", message, str(own), str(first), value)
 
     def holds(self, names: frozenset[str] | None, local: LocalGraph, name: str) -> None:
         """Whether a stage reads only parameters that its ranks hold."""

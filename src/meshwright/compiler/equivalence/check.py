@@ -65,6 +65,7 @@ class _Check:
         border = Border(self.compiled, self.meaning, micro)
         prologue = self._walk(Piece("prologue", self.compiled.prologue), devices, border, {})
         totals = self._graphs(micro_pieces(self.compiled), micro, border, prologue)
+        border.check_shared(totals)
         gradients = {v: _paid_over_micro(h) for v, h in totals.items() if v.kind == "gradient"}
         self._graphs(update_pieces(self.compiled), devices, border, gradients)
         border.missing(self.made)

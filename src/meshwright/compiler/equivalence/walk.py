@@ -11,14 +11,13 @@ from torch import fx
 from meshwright.compiler.equivalence import moved
 from meshwright.compiler.equivalence.findings import UNDECIDED, WRONG, Finding
 from meshwright.compiler.equivalence.fit import fit
-from meshwright.compiler.equivalence.layout import Layout, Mismatch, reshaped, same_place
+from meshwright.compiler.equivalence.layout import Layout, Mismatch, reshaped
 from meshwright.compiler.equivalence.meaning import SAME, TO_HOST, TOTAL, adds, cast_to, is_item, is_view, local_shape
 from meshwright.compiler.equivalence.single import Meaning
 from meshwright.compiler.equivalence.terms import Known, distributes
 from meshwright.compiler.equivalence.written import Place, Written, written
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
-
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding
@@ -105,7 +104,23 @@ class Walk:
                 return self.env[value]
             return [given(v) for v in value] if isinstance(value, list) else value
 
+        if "owned" in node.kwargs or (node.target in _REDUCTIONS and len(node.args) > 3 and node.args[3]):
+            self._check_owned(node)
         return handler(self.mesh, *(given(a) for a in node.args), **{k: given(v) for k, v in node.kwargs.items()})
+
+    def _check_owned(self, node: fx.Node) -> None:
+        """What is reduced where it lies must be read by nothing else."""
+        for source in node.all_input_nodes:
+            at = source
+            while True:
+                if len(at.users) > 1:
+                    raise Mismatch(f"'{at.name}' is reduced where it lies, and is read by others too")
+                value = self.stores.get(at)
+                if value is not None and value.kind != "gradient":
+                    raise Mismatch(f"the {value.kind} '{value.name}' is reduced where it lies")
+                if not isinstance(at.target, OpOverload) or not (at.target in SAME or is_view(at.target)):
+                    break
+                at = at.all_input_nodes[0]
 
     def _op(self, node: fx.Node) -> Held:
         first = node.args[0] if node.args else None
@@ -246,6 +261,7 @@ class Walk:
         held = self.env[x]
         if isinstance(held, Related):
             self.written_into[node] = self.stores[store]
+            self.env[store] = held  # whoever reads it from now on gets the new value
         return held
 
 
@@ -295,6 +311,7 @@ def _wait(mesh: Mesh, pending: list[Related]) -> list[Related]:
     return pending
 
 
+_REDUCTIONS = (collectives.all_reduce_many, collectives.all_reduce_begin)
 _FUNCTIONS: dict[Any, Any] = {
     collectives.all_reduce: _moved(_all_reduce),
     collectives.all_gather: _moved(moved.all_gather),
