@@ -1,13 +1,13 @@
 """Does a compiled step compute what the step for one device computes? Measured in float64, where rounding is 1e-15.
 
 The rank program runs for all ranks in this process on the virtual cluster, the captured step once, both from the
-same weights and batches. Gradients and updated weights are compared, not the loss alone, which hides many faults.
+same weights and batches. Gradients, updated weights and the optimizer's state are compared, not the loss alone, which hides many faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -37,10 +37,12 @@ class Verification:
     gradients: Mapping[str, float]
     """By parameter."""
     weights: Mapping[str, float]
+    state: Mapping[str, float] = field(default_factory=dict)
+    """By entry of the optimizer's state, ``<parameter>/<entry>``, and by buffer."""
 
     @property
     def worst(self) -> float:
-        return max(self.loss, self.norm, *self.gradients.values(), *self.weights.values())
+        return max(self.loss, self.norm, *self.gradients.values(), *self.weights.values(), *self.state.values())
 
     @property
     def passed(self) -> bool:
@@ -82,6 +84,7 @@ def verify(
     loss = norm = 0.0
     gradients: dict[str, float] = {}
     updated: dict[str, float] = {}
+    remembered: dict[str, float] = {}
     for step in range(steps):
         batch = {name: t.to(program.batch[name].dtype) for name, t in batches(step).items()}
         values = scalars(step)
@@ -92,7 +95,12 @@ def verify(
         norm = max(norm, _relative(got.norm or 0.0, float(want.norm)))
         _keep_largest(gradients, differences(cluster.full_gradients(), want.gradients))
         _keep_largest(updated, differences(cluster.full_parameters(), want.parameters))
-    return Verification(steps, rank_program.mesh.ranks, loss, norm, gradients, updated)
+        _keep_largest(remembered, differences(cluster.full_buffers(), want.buffers))
+        for entry in dict.fromkeys(name.rpartition("/")[2] for name in want.state):
+            # entries are of other magnitudes: a counter, a mean of gradients, a mean of squares
+            own = {name: x for name, x in want.state.items() if name.endswith(f"/{entry}")}
+            _keep_largest(remembered, differences(cluster.full_state(), own))
+    return Verification(steps, rank_program.mesh.ranks, loss, norm, gradients, updated, remembered)
 
 
 def differences(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, float]:

@@ -57,6 +57,7 @@ def _table(found: Verification) -> Any:
         ("gradient norm", "", found.norm),
         ("gradients", *_worst(found.gradients)),
         ("updated weights", *_worst(found.weights)),
+        ("optimizer state and buffers", *_worst(found.state)),
     ]
     rows = [(what, name, f"{value:.1e}") for what, name, value in largest]
     return table("Difference from one device, relative", ("what", "where most", "difference"), rows, numbers=(2,))

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Sequence
 class Atom:
     """A size. Those that turned out to be one are found by :func:`leaves`."""
 
-    __slots__ = ("fixed", "parent", "parts", "size")
+    __slots__ = ("base", "fixed", "parent", "parts", "size")
 
     def __init__(self, size: int, fixed: bool = False) -> None:
         self.size = size
         self.fixed = fixed
         self.parent: Atom | None = None
         self.parts: tuple[Atom, Atom] | None = None
+        self.base: tuple[Dim, int] | None = None
+        """A dim, and by how much this is longer: a row of labels shifted by one."""
 
 
 Dim = list[Atom]
@@ -44,6 +46,22 @@ def fix(atoms: Iterable[Atom]) -> None:
     """The program depends on these sizes."""
     for atom in leaves(atoms):
         atom.fixed = True
+        if atom.base is not None:
+            base, atom.base = atom.base, None
+            fix(base[0])
+
+
+def longer(dim: Dim, by: int) -> Dim:
+    """A dim that is always so much longer than another one (shorter, if less than zero)."""
+    found = leaves(dim)
+    if len(found) == 1 and found[0].base is not None:
+        base, before = found[0].base
+        return base if before + by == 0 else longer(base, before + by)
+    made = Atom(product(found) + by)
+    made.base = found, by
+    if any(atom.fixed for atom in found):
+        fix([made])
+    return [made]
 
 
 def product(atoms: Iterable[Atom]) -> int:
@@ -71,11 +89,16 @@ def unify(first: Sequence[Atom], second: Sequence[Atom]) -> None:
 
 
 def _join(a: Atom, b: Atom) -> None:
+    if a.base is not None and b.base is None:
+        a, b = b, a
     if a is not b:
-        b.fixed |= a.fixed
+        if a.fixed or b.fixed:
+            fix([a, b])
         a.parent = b
 
 
 def _split(atom: Atom, major: int) -> tuple[Atom, Atom]:
+    if atom.base is not None:
+        fix([atom])
     atom.parts = Atom(major, atom.fixed), Atom(atom.size // major, atom.fixed)
     return atom.parts

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from meshwright.compiler.analysis.offloading import TO_DEVICE
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
-
-TO_DEVICE = torch.ops.meshwright.to_device.default
-TO_HOST = torch.ops.meshwright.to_host.default
 
 aten = torch.ops.aten
 SAME = frozenset(

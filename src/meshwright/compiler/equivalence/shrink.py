@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from meshwright.compiler.equivalence.atoms import Atom, Dim, fix, leaves
+from meshwright.compiler.equivalence.atoms import Atom, Dim, leaves
 from meshwright.compiler.equivalence.sizes import Sizes, sizes_of
 from meshwright.compiler.graph.adapter import OpOverload
 from meshwright.compiler.graph.fake import fake_mode, fake_tensor
@@ -45,7 +45,11 @@ def size_of(dim: Sequence[Atom], new: Mapping[Atom, int]) -> int:
     """The new size of a dim."""
     count = 1
     for atom in leaves(dim):
-        count *= new.get(atom, atom.size)
+        if atom.base is not None:
+            base, more = atom.base
+            count *= size_of(base, new) + more
+        else:
+            count *= new.get(atom, atom.size)
     return count
 
 
@@ -106,7 +110,7 @@ def _part(whole: Tensor, dims: list[Dim] | None, new: Mapping[Atom, int]) -> Ten
     atoms = [a for dim in dims for a in leaves(dim)]
     x = whole.reshape([a.size for a in atoms])
     for d, atom in enumerate(atoms):
-        x = x.narrow(d, 0, new.get(atom, atom.size))
+        x = x.narrow(d, 0, size_of([atom], new))
     return x.reshape([size_of(dim, new) for dim in dims]).contiguous()
 
 
@@ -164,6 +168,3 @@ def _check(node: fx.Node, value: Any, sizes: Sizes, size: Any) -> None:
     for one, dims in zip(found, wanted, strict=True):
         if isinstance(one, Tensor) and dims is not None and tuple(one.shape) != tuple(size(d) for d in dims):
             raise _Unfit(node, f"it gives {tuple(one.shape)}")
-
-
-__all__ = ["Shrunk", "fix", "shrink", "size_of"]

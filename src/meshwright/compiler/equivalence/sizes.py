@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
-from meshwright.compiler.equivalence.atoms import Atom, Dim, dim_of, fix, unify
+from meshwright.compiler.equivalence.atoms import Atom, Dim, dim_of, fix, longer, product, unify
 from meshwright.compiler.equivalence.lookups import Lookup, lookup_of
 from meshwright.compiler.equivalence.meaning import is_item
 from meshwright.compiler.graph.calls import op_call, operand_nodes
@@ -45,6 +45,8 @@ NORMS = {
     **dict.fromkeys("native_layer_norm_backward _fused_rms_norm_backward rms_norm_backward".split(), 2),
 }
 """Ops that are given the shape over which they normalise."""
+LITTLE = 2
+"""Elements that may be cut off or added at an end of a dim of any size."""
 
 
 @dataclass
@@ -182,46 +184,68 @@ def _arange(call: OpCall, made: list[Dim]) -> Rewrite | None:
 
 
 def _shifted(op: str, call: OpCall, factors: Mapping[str, Dim], made: Any) -> Rewrite | None:
-    """Slices, pads and splits: their borders are multiples of one size, which may change; how many of it may not."""
-    for name, dim in factors.items():
-        if name.startswith("d") and ("n" in name or name.endswith("s")):
-            fix(dim)
-
-    def scaled(name: str, amount: int, size: Size) -> int:
-        old = factors.get(name)
-        return amount if old is None else amount // _old(old) * size(old)
-
+    """Slices, pads and splits: their borders are multiples of one size, which may change; how many of it may not. Where
+    little is cut off or added, the dim is so much shorter or longer whatever its size."""
     if op == "constant_pad_nd":
-        rank = len(call.operands[0].shape)
-        names = [f"d{rank - 1 - i // 2}" for i in range(len(call.args[1]))]
-        return _with(1, lambda size: [scaled(n, a, size) for n, a in zip(names, call.args[1], strict=True)])
+        return _padded(call, factors, made)
     at = 1 if op == "slice" else 2
     shape = call.operands[0].shape if op in ("slice", "split", "split_with_sizes") else tuple(call.args[1])
     dim = normal_dim(call.args[at], len(shape))
     name = f"d{dim}"
     if op in ("split", "split_with_sizes"):
-        if isinstance(call.args[1], int):
-            return _with(1, lambda size: scaled(name, call.args[1], size))
-        return _with(1, lambda size: [scaled(name, n, size) for n in call.args[1]])
+        _fix_counts(factors, name)
+        given = call.args[1]
+        if isinstance(given, int):
+            return _with(1, lambda size: _scaled(factors, name, given, size))
+        return _with(1, lambda size: [_scaled(factors, name, n, size) for n in given])
     start, end, step = slice(*call.args[at + 1 : at + 3], call.args[at + 3]).indices(shape[dim])
     if step != 1:
         return None
+    front, back = start, shape[dim] - end
+    if op == "slice" and _little(factors, name, front, back):
+        made[dim] = shorter = longer(factors[f"{name}n"], -front - back)
+        return lambda args, size: [*args[: at + 1], front, front + size(shorter), *args[at + 3 :]]
+    _fix_counts(factors, name)
 
     def rewrite(args: list[Any], size: Size) -> list[Any]:
-        bounds = [scaled(name, start, size), scaled(name, end, size)]
+        bounds = [_scaled(factors, name, n, size) for n in (start, end)]
         found = [*args[: at + 1], *bounds, *args[at + 3 :]]
         return found if op == "slice" else [found[0], [size(d) for d in made], *found[2:]]
 
     return rewrite
 
 
-def _old(dim: Dim) -> int:
-    count = 1
-    for atom in dim:
-        count *= atom.size
-    return count
+def _padded(call: OpCall, factors: Mapping[str, Dim], made: Any) -> Rewrite:
+    rank, amounts = len(call.operands[0].shape), call.args[1]
+    kept: list[bool] = []
+    for place in range(0, len(amounts), 2):
+        dim = rank - 1 - place // 2
+        before, after = amounts[place : place + 2]
+        little = _little(factors, f"d{dim}", before, after)
+        if little:
+            made[dim] = longer(factors[f"d{dim}n"], before + after)
+        else:
+            _fix_counts(factors, f"d{dim}")
+        kept += [little, little]
+
+    def rewrite(args: list[Any], size: Size) -> list[Any]:
+        names = [f"d{rank - 1 - i // 2}" for i in range(len(amounts))]
+        scaled = [a if k else _scaled(factors, n, a, size) for n, a, k in zip(names, amounts, kept, strict=True)]
+        return [args[0], scaled, *args[2:]]
+
+    return rewrite
 
 
-def is_tensor(node: fx.Node) -> bool:
-    """Whether a node gives one tensor."""
-    return isinstance(node.meta.get("val"), Tensor)
+def _little(factors: Mapping[str, Dim], name: str, front: int, back: int) -> bool:
+    return name not in factors and f"{name}n" in factors and (front or back) != 0 and max(abs(front), abs(back)) <= LITTLE
+
+
+def _fix_counts(factors: Mapping[str, Dim], name: str) -> None:
+    for factor, dim in factors.items():
+        if factor.startswith((f"{name}n", f"{name}s")):
+            fix(dim)
+
+
+def _scaled(factors: Mapping[str, Dim], name: str, amount: int, size: Size) -> int:
+    old = factors.get(name)
+    return amount if old is None else amount // product(old) * size(old)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.compiler.equivalence.atoms import Atom, Dim, leaves
-from meshwright.compiler.equivalence.shrink import Shrunk
+from meshwright.compiler.equivalence.shrink import Shrunk, size_of
 from meshwright.compiler.graph.program import StepProgram, Value
 from meshwright.compiler.mesh import Mesh, Segment, Sharding, split
 from meshwright.compiler.plan import PIPE, Hashes, ParameterPlan, Plan, pattern_expression
@@ -36,13 +36,10 @@ def small_sharding(sharding: Sharding, dims: Sequence[Dim], new: Mapping[Atom, i
         parts = split(segments, tuple(a.size for a in atoms), mesh)
         if parts is None:  # the cut goes through a border of atoms: it is made along the whole dim
             axes = tuple(a for s in segments for a in s.axes)
-            size = 1
-            for atom in atoms:
-                size *= new.get(atom, atom.size)
-            made.append((Segment(size, axes),))
+            made.append((Segment(size_of(atoms, new), axes),))
             continue
         row = [
-            Segment(new.get(atom, atom.size), tuple(a for s in part for a in s.axes))
+            Segment(size_of([atom], new), tuple(a for s in part for a in s.axes))
             for atom, part in zip(atoms, parts, strict=True)
         ]
         made.append(tuple(row) or (Segment(1),))

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import fx
 
+from meshwright.compiler.analysis.offloading import TO_HOST
 from meshwright.compiler.equivalence import moved
 from meshwright.compiler.equivalence.findings import UNDECIDED, WRONG, Finding
 from meshwright.compiler.equivalence.fit import fit
 from meshwright.compiler.equivalence.layout import Layout, Mismatch, reshaped
-from meshwright.compiler.equivalence.meaning import SAME, TO_HOST, TOTAL, adds, cast_to, is_item, is_view, local_shape
+from meshwright.compiler.equivalence.meaning import SAME, TOTAL, adds, cast_to, is_item, is_view, local_shape
 from meshwright.compiler.equivalence.single import Meaning
 from meshwright.compiler.equivalence.terms import Known, distributes
 from meshwright.compiler.equivalence.written import Place, Written, written
