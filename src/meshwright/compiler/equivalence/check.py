@@ -69,10 +69,10 @@ class _Check:
         gradients = {v: _paid_over_micro(h) for v, h in totals.items() if v.kind == "gradient"}
         self._graphs(update_pieces(self.compiled), devices, border, gradients)
         border.missing(self.made)
-        found = [*self.findings, *border.findings]
+        self._take(border)
         if isinstance(self.compiled, PipelineProgram):
-            found += check_order(self.compiled)
-        return Relations(tuple(found), self.values, len(self.fits))
+            self.findings += check_order(self.compiled)
+        return Relations(tuple(self.findings), self.values, len(self.fits))
 
     def _graphs(
         self, pieces: list[Piece], mesh: Mesh, border: Border, handed: Mapping[Value, Held]
@@ -96,6 +96,11 @@ class _Check:
                     results[value] = held
         return results
 
+    def _take(self, border: Border) -> None:
+        """What was found at the borders of a graph, behind what was found within it."""
+        self.findings += border.findings
+        border.findings.clear()
+
     def _walk(self, piece: Piece, mesh: Mesh, border: Border, handed: Mapping[Value, Held]) -> dict[Value, Held]:
         local = piece.graph
         walk = Walk(local, piece.name, mesh, self.meaning, self.fits)
@@ -106,6 +111,7 @@ class _Check:
         self.findings += walk.findings
         border.check(local, piece.name, mesh, found)
         border.stores(walk, piece.name)
+        self._take(border)
         for value in found:
             if value.kind != "value":
                 self.made.setdefault(value, []).append(piece.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.equivalence.meaning import SAME, TOTAL, adds, cast_to, is_item, is_view
-from meshwright.compiler.equivalence.terms import Terms
+from meshwright.compiler.equivalence.terms import Known, Terms
 from meshwright.compiler.graph.calls import op_call, operand_nodes
-from meshwright.compiler.graph.program import Graph, StepProgram, Value
+from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotation
 from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.dims import all_whole
 
@@ -25,21 +25,28 @@ class Meaning:
     outputs: dict[Value, int] = field(default_factory=dict)
     """Of all three graphs. What one graph hands to the next is no input of that."""
     shapes: dict[Value, tuple[int, ...]] = field(default_factory=dict)
-    by_node: dict[str, dict[str, fx.Node]] = field(default_factory=dict)
-    """By graph and name: the nodes."""
     of: dict[fx.Node, Any] = field(default_factory=dict)
     """By node of the step for one device: its term, or those of its results."""
+    _alike: dict[Hashable, list[Known]] = field(default_factory=dict)
+
+    def like(self, node: fx.Node, op: str) -> list[Known]:
+        """The calls of an op that the step for one device makes where a node of a rank's program comes from."""
+        if not self._alike:
+            for calls in self.terms.calls.values():
+                for known in calls:
+                    self._alike.setdefault(_place(known.node, known.call.name), []).append(known)
+        return self._alike.get(_place(node, op), [])
 
 
 def meaning_of(program: StepProgram) -> Meaning:
     """Read a step."""
     found = Meaning()
-    for name, graph in (("prologue", program.prologue), ("micro", program.micro), ("update", program.update)):
-        _read(graph, name, found)
+    for graph in (program.prologue, program.micro, program.update):
+        _read(graph, found)
     return found
 
 
-def _read(graph: Graph, name: str, into: Meaning) -> None:
+def _read(graph: Graph, into: Meaning) -> None:
     given = dict(into.outputs)
     env = into.of
     for value, node in graph.placeholders().items():
@@ -48,7 +55,6 @@ def _read(graph: Graph, name: str, into: Meaning) -> None:
         into.terms.made_by.setdefault(env[node], node)
         if node.meta["val"].dtype.is_floating_point:
             into.terms.real.add(env[node])
-    into.by_node[name] = {n.name: n for n in graph.module.graph.nodes}
     for node in graph.module.graph.nodes:
         if node.op == "call_function":
             env[node] = _term(node, env, into.terms)
@@ -85,6 +91,12 @@ def _keeps_value(node: fx.Node, call: Any) -> bool:
         return False
     types = {t.dtype for t in (*call.operands, *call.results) if t is not None}
     return len(types) == 1 or all(t.startswith(("f", "bf")) for t in types)
+
+
+def _place(node: fx.Node, op: str) -> Hashable:
+    """Where a call stands, as far as it is the same in the program of a rank."""
+    note = annotation(node)
+    return op, note.block, note.phase if not note.recomputed else "forward", note.origin
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

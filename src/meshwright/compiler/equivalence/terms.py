@@ -28,6 +28,8 @@ class Known:
     rule: Rule
     results: tuple[int | None, ...]
     node: fx.Node
+    reads: tuple[int, ...]
+    """The terms of its operands."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Terms:
         key = (call.name, _arguments(call), operands, results, tuple(t.shape for t in call.operands))
         if key not in self._seen:
             self._seen.add(key)
-            self.calls.setdefault(operands, []).append(Known(call, rule, results, node))
+            self.calls.setdefault(operands, []).append(Known(call, rule, results, node, operands))
         for term, type_ in zip(results, call.results, strict=True):
             if term is not None and type_ is not None:
                 self.made_by.setdefault(term, node)

@@ -80,9 +80,7 @@ class Walk:
                 return self._op(node)
             return self._function(node)
         except Mismatch as fault:
-            self._find(node, WRONG, fault)
-        except _Undecided as fault:
-            self._find(node, UNDECIDED, fault)
+            self._find(node, UNDECIDED if isinstance(fault, _Undecided) else WRONG, fault)
         return UNKNOWN
 
     def _find(self, node: fx.Node, code: str, fault: Mismatch) -> None:
@@ -242,16 +240,17 @@ class Walk:
         return Related(self.meaning.terms.sum(parts, node.name), layout)
 
     def _stranger(self, node: fx.Node, made: Written, held: Sequence[Related]) -> Mismatch:
-        """Of a call that the step for one device does not make: what the one of its name reads instead."""
+        """Of a call that the step for one device does not make: what the one in its place reads instead."""
         terms = self.meaning.terms
         own = [terms.names[h.term] for h in held]
-        twin = next((g[node.name] for g in self.meaning.by_node.values() if node.name in g), None)
-        if twin is not None and twin.op == "call_function" and isinstance(twin.target, OpOverload):
-            right = [self.meaning.of.get(n) for n in twin.all_input_nodes]
-            if overload_name(twin.target) == made.name and all(isinstance(r, int) for r in right):
-                names = [terms.names[r] for r in right if isinstance(r, int)]
-                if names != own:
-                    return Mismatch(f"{made.name} reads other values", ", ".join(own), ", ".join(names))
+        twins = [k for k in self.meaning.like(node, made.name) if len(k.reads) == len(own)]
+        shared = [sum(h.term == t for h, t in zip(held, k.reads, strict=True)) for k in twins]
+        if shared and (max(shared) or len(twins) == 1):
+            twin = twins[shared.index(max(shared))]
+            right = [terms.names[t] for t in twin.reads]
+            pairs = [(a, b) for a, b, h, t in zip(own, right, held, twin.reads, strict=True) if h.term != t]
+            found, wanted = (", ".join(side) for side in zip(*pairs, strict=True)) if pairs else ("", "")
+            return Mismatch(f"{made.name} reads another value than in the step for one device", found, wanted)
         return _Undecided(f"the step for one device makes no such call of {made.name} of {', '.join(own) or 'nothing'}")
 
     def _stored(self, node: fx.Node) -> Held:
