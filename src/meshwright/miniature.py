@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.analysis.blocks import fold
-from meshwright.compiler.equivalence.atoms import Atom
+from meshwright.compiler.equivalence.atoms import Atom, product
 from meshwright.compiler.equivalence.cuts import axes_of, new_sizes
-from meshwright.compiler.equivalence.lookups import ignored
+from meshwright.compiler.equivalence.lookups import ignored, tokens
 from meshwright.compiler.equivalence.shrink import Shrunk, shrink
-from meshwright.compiler.equivalence.sizes import Sizes
+from meshwright.compiler.equivalence.sizes import Sizes, sizes_of
 from meshwright.compiler.equivalence.small_plan import small_mesh, small_microbatches, small_plan
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec, Value, annotation
@@ -72,9 +72,16 @@ def miniature_of(program: StepProgram, plan: Plan) -> Miniature:
     order = block_order(shrunk.program.micro.module.graph)
     first_blocks = even_cuts(order, stages) if plan.pipeline is not None else ()
     small = small_plan(outline if plan.pipeline is None else replace(outline, pipeline=plan.pipeline), folded, shrunk, first_blocks)
-    roles = {node: value for value, node in shrunk.program.micro.placeholders().items()}
-    marks = ignored(shrunk.program.micro.module.graph, roles)
-    return Miniature(shrunk.program, small, shrunk.high, marks, tuple(_notes(plan, small, shrunk)))
+    return Miniature(shrunk.program, small, shrunk.high, _ignored(shrunk.program), tuple(_notes(plan, small, shrunk)))
+
+
+def as_it_is(program: StepProgram, plan: Plan) -> Miniature:
+    """A step that is small already, under its own plan."""
+    high: dict[str, int] = {}
+    for lookup, table in sizes_of(program).lookups:
+        for name in lookup.batch or ():
+            high[name] = min(high.get(name, 1 << 62), product(table))
+    return Miniature(program, plan, high, _ignored(program))
 
 
 def verify_miniature(program: StepProgram, plan: Plan, *, steps: int = 2, seed: int = 0) -> tuple[Verification, Miniature]:
@@ -117,6 +124,17 @@ def _marked(name: str, x: Tensor, small: Miniature, step: int) -> Tensor:
     rows = torch.arange(x.numel() // length).view(x.shape[:-1])
     kept = 1 + (rows * 3 + step) % length
     return torch.where(torch.arange(length) < kept.unsqueeze(-1), x, small.ignored[name])
+
+
+def _ignored(program: StepProgram) -> dict[str, int]:
+    """By tensor of the batch: the number that marks what does not count, of labels that are no tokens as well."""
+    found: dict[str, int] = {}
+    read: set[str] = set()
+    for graph in (program.prologue, program.micro):
+        roles = {node: value for value, node in graph.placeholders().items()}
+        found |= ignored(graph.module.graph, roles)
+        read |= tokens(graph.module.graph, roles)
+    return {name: number for name, number in found.items() if name not in read}
 
 
 def _labels(program: StepProgram) -> list[str]:

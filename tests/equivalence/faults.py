@@ -131,7 +131,7 @@ def _(c: Compiled) -> None:
     done(micro(c))
 
 
-@fault("gradients of norms under sequence sharding not summed", SEQUENCE)
+@fault("gradients of norms under sequence sharding not summed", Cell(Task("Llama"), "tp=2,sp", 2))
 def _(c: Compiled) -> None:
     graph = update(c)
     node = calls(graph, collectives.all_reduce_many, lambda n: "tensor" in n.args[1])[0]
@@ -165,7 +165,7 @@ def _(c: Compiled) -> None:
     scaled(update(c), next(iter(calls(update(c), collectives.all_reduce_many)[0].users)), 0.5)
 
 
-@fault("loss is a mean of the ranks' means", DATA)
+@fault("loss is a mean of the ranks' means", Cell(Task("Llama"), "ddp=2", 2))
 def _(c: Compiled) -> None:
     graph = c.prologue
     node = calls(graph, collectives.all_reduce)[0]
@@ -512,9 +512,9 @@ def _(c: Compiled) -> None:
     (end,) = other.module.graph.find_nodes(op="output")
     made = other.module.graph
     with made.inserting_before(end):
-        zero = made.call_function(aten.full.default, ([], 1.0), {"dtype": torch.float64})
-    zero.meta = dict(end.args[0][0].meta)
-    end.args = ((*end.args[0], zero),)
+        again = made.call_function(aten.sum.default, (end.args[0][0],))
+    again.meta = {"meshwright": replace(end.args[0][0].meta["meshwright"], shape=())}
+    end.args = ((*end.args[0], again),)
     other.signature = replace(other.signature, outputs=(*other.signature.outputs, value))
     other.outputs[value] = last["F"].outputs[value]
     done(other)

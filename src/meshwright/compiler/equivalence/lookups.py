@@ -53,6 +53,16 @@ def ignored(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> dict[str, int]:
     return found
 
 
+def tokens(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[str]:
+    """The tensors of the batch by which an embedding is read: all of their elements must be in the table."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if str(node.target).startswith("meshwright.embedding"):
+            above = (n for n in _above(operand_nodes(node)[1]) if n.op == "placeholder")
+            found |= {roles[n].name for n in above if roles[n].kind == "batch"}
+    return found
+
+
 def _counts(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target).split(".")[1:2] != [] and (
         str(node.target).split(".")[1] in COUNTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -46,11 +46,37 @@ def meaning_of(program: StepProgram) -> Meaning:
     return found
 
 
-def _read(graph: Graph, into: Meaning) -> None:
+def first_difference(
+    meaning: Meaning, program: StepProgram, copies: Mapping[str, str]
+) -> tuple[Value, str, str, str] | None:
+    """The first result of a step made of another one that is not what it was: the result, the first node that gives a
+    new value on the way to it, what it is, what it was. ``copies``: further copies of parameters, with their names."""
+    found = Meaning(meaning.terms)
+    names: dict[fx.Node, int] = {}
+    known = len(meaning.terms.names)
+    for graph in (program.prologue, program.micro, program.update):
+        for node in _read(graph, found, copies):
+            names[node] = found.of[node]
+    terms = meaning.terms
+    for value, was in meaning.outputs.items():
+        parts = [found.outputs[value]] if value in found.outputs else []
+        if value.kind == "gradient":
+            parts += [t for v, t in found.outputs.items() if v.kind == "gradient" and copies.get(v.name) == value.name]
+        if not parts or terms.sum(parts) != was:
+            now = terms.names[terms.sum(parts)] if parts else "nothing"
+            node = next((n.name for n, t in names.items() if isinstance(t, int) and t >= known), "")
+            return value, node, now, terms.names[was]
+    return None
+
+
+def _read(graph: Graph, into: Meaning, copies: Mapping[str, str] | None = None) -> list[fx.Node]:
+    """Read a graph; its nodes, in order."""
     given = dict(into.outputs)
     env = into.of
     for value, node in graph.placeholders().items():
         handed_on = value in given and value.kind in ("prologue", "gradient")
+        if value.kind == "parameter" and copies and value.name in copies:
+            value = replace(value, name=copies[value.name])
         env[node] = given[value] if handed_on else into.terms.leaf(value)
         into.terms.made_by.setdefault(env[node], node)
         if node.meta["val"].dtype.is_floating_point:
@@ -64,6 +90,7 @@ def _read(graph: Graph, into: Meaning) -> None:
         if isinstance(made, fx.Node):
             into.outputs[value] = env[made]
             into.shapes[value] = _shape(made)
+    return [n for n in graph.module.graph.nodes if n.op == "call_function"]
 
 
 def _term(node: fx.Node, env: Mapping[fx.Node, Any], terms: Terms) -> Any:
