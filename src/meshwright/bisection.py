@@ -35,7 +35,9 @@ class Bisected:
         return f"the pass '{self.name}' makes it another step, {where}: {self.finding.message}"
 
 
-def bisect(program: StepProgram, plan: Plan, compiled: Compiled | None = None, *, numbers: bool = False) -> Bisected | None:
+def bisect(
+    program: StepProgram, plan: Plan, compiled: Compiled | None = None, *, numbers: bool = False
+) -> Bisected | None:
     """The first pass that makes of a step another one under a plan; None if none does.
 
     ``compiled``: what came out, to be checked at last. ``numbers``: where relations find nothing or cannot tell, run
@@ -72,9 +74,7 @@ def _after_each(
         yield "stages", _finding(compile_pipeline(program, plan), meaning, numbers)
 
 
-def _finished(
-    whole: RankProgram, plan: Plan, meaning: Meaning, numbers: bool
-) -> Iterator[tuple[str, Finding | None]]:
+def _finished(whole: RankProgram, plan: Plan, meaning: Meaning, numbers: bool) -> Iterator[tuple[str, Finding | None]]:
     micro = plan.mesh.with_micro(plan.microbatches)
     graphs = (
         (whole.prologue, plan.mesh, finishing(plan.mesh)),

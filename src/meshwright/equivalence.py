@@ -64,7 +64,9 @@ class Verdict:
         return (self.broken_by,) if self.broken_by else ()
 
 
-def verify_equivalence(folder: str | Path, numbers: str = "fitting", steps: int = 2, seed: int | None = None) -> Verdict:
+def verify_equivalence(
+    folder: str | Path, numbers: str = "fitting", steps: int = 2, seed: int | None = None
+) -> Verdict:
     """Verify the artefact of a folder. ``numbers``: ``none``, ``miniature``, ``full`` (all ranks), or ``fitting``: all
     ranks if they are small, else the miniature."""
     artefact = read_artefact(folder)

@@ -71,7 +71,9 @@ def miniature_of(program: StepProgram, plan: Plan) -> Miniature:
     shrunk = shrink(folded, choose)
     order = block_order(shrunk.program.micro.module.graph)
     first_blocks = even_cuts(order, stages) if plan.pipeline is not None else ()
-    small = small_plan(outline if plan.pipeline is None else replace(outline, pipeline=plan.pipeline), folded, shrunk, first_blocks)
+    small = small_plan(
+        outline if plan.pipeline is None else replace(outline, pipeline=plan.pipeline), folded, shrunk, first_blocks
+    )
     return Miniature(shrunk.program, small, shrunk.high, _ignored(shrunk.program), tuple(_notes(plan, small, shrunk)))
 
 
@@ -84,7 +86,9 @@ def as_it_is(program: StepProgram, plan: Plan) -> Miniature:
     return Miniature(program, plan, high, _ignored(program))
 
 
-def verify_miniature(program: StepProgram, plan: Plan, *, steps: int = 2, seed: int = 0) -> tuple[Verification, Miniature]:
+def verify_miniature(
+    program: StepProgram, plan: Plan, *, steps: int = 2, seed: int = 0
+) -> tuple[Verification, Miniature]:
     """Run the miniature of a plan on the virtual cluster and compare it with its own step for one device."""
     small = miniature_of(program, plan)
     with warnings.catch_warnings():

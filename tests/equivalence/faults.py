@@ -421,8 +421,10 @@ def _(c: Compiled) -> None:
             break
     else:
         name, sharding = next((n, s) for n, s in c.state.items() if len(s.dims) == 2 and s.axes)
-    c.state[name] = Sharding(sharding.dims[::-1]) if sharding.shape[0] == sharding.shape[1] else Sharding(
-        tuple((Segment(n),) for n in sharding.shape)
+    c.state[name] = (
+        Sharding(sharding.dims[::-1])
+        if sharding.shape[0] == sharding.shape[1]
+        else Sharding(tuple((Segment(n),) for n in sharding.shape))
     )
 
 
@@ -459,7 +461,9 @@ def _(c: Compiled) -> None:
 def _(c: Compiled) -> None:
     graph = micro(c)
     value, _ = next(
-        (v, n) for v, n in zip(graph.signature.outputs, range(99), strict=False) if v.kind == "gradient" and "embed" in v.name
+        (v, n)
+        for v, n in zip(graph.signature.outputs, range(99), strict=False)
+        if v.kind == "gradient" and "embed" in v.name
     )
     (end,) = graph.module.graph.find_nodes(op="output")
     node: fx.Node = end.args[0][graph.signature.outputs.index(value)]
@@ -556,7 +560,7 @@ def _(c: Compiled) -> None:
     for first, second in zip(begins, begins[1:], strict=False):
         for i, x in enumerate(first.args[0]):
             for j, y in enumerate(second.args[0]):
-                if x.meta["val"].shape == y.meta["val"].shape and x is not y and i != j or x is not y and i == j:
+                if (x.meta["val"].shape == y.meta["val"].shape and x is not y and i != j) or (x is not y and i == j):
                     tensors = list(second.args[0])
                     if tensors[j].meta["val"].shape != x.meta["val"].shape:
                         continue

@@ -87,7 +87,9 @@ def _json(found: Verdict) -> dict[str, Any]:
     told = {
         "proved": related.proved,
         "values": related.values,
-        "findings": [{"code": f.code, "graph": f.graph, "node": f.node, "message": f.message} for f in related.findings],
+        "findings": [
+            {"code": f.code, "graph": f.graph, "node": f.node, "message": f.message} for f in related.findings
+        ],
         "broken_by": found.broken_by,
     }
     numbers = {} if found.numbers is None else {"worst": found.numbers.worst, **asdict(found.numbers)}

@@ -35,9 +35,7 @@ class Border:
             return None if found is None else found.rest
         return self.compiled.state.get(value.name) if value.kind == "state" else None
 
-    def inputs(
-        self, local: LocalGraph, name: str, mesh: Mesh, handed: Mapping[Value, Held]
-    ) -> dict[Value, Held]:
+    def inputs(self, local: LocalGraph, name: str, mesh: Mesh, handed: Mapping[Value, Held]) -> dict[Value, Held]:
         """What comes into a graph; ``handed`` is what other graphs have made."""
         found: dict[Value, Held] = {}
         for value in local.signature.inputs:
@@ -49,7 +47,9 @@ class Border:
                 continue
             stored = self.stored(value)
             if value.kind in STORED and stored is None:
-                self._wrong(name, f"the ranks read the {value.kind} '{value.name}', which they do not hold", value=value)
+                self._wrong(
+                    name, f"the ranks read the {value.kind} '{value.name}', which they do not hold", value=value
+                )
                 continue
             if value.kind in ("value", "gradient", "prologue"):
                 self._wrong(name, f"nothing makes the {value.kind} '{value.name}' that is read", value=value)

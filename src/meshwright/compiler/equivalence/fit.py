@@ -95,7 +95,9 @@ def _check_cuts(rule: Rule, cuts: Cuts, mesh: Mesh) -> None:
     for factor, dim in cuts.items():
         axes = [a for s in dim for a in s.axes]
         if axes and factor in rule.whole:
-            raise Mismatch(f"the op needs all of a dim that is cut as {_told(dim)}", _told(dim), str(rule.sizes[factor]))
+            raise Mismatch(
+                f"the op needs all of a dim that is cut as {_told(dim)}", _told(dim), str(rule.sizes[factor])
+            )
         if axes and factor in rule.masked | rule.contiguous and not _one_piece(dim):
             raise Mismatch(f"a dim whose positions count is cut in pieces, {_told(dim)}")
         for axis in axes:

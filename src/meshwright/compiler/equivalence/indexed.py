@@ -18,27 +18,25 @@ def same_elements(call: OpCall, made: Written, x: Layout, mesh: Mesh) -> None:
     """``(x, seed, p, site, sizes, offsets)``: Raises Mismatch unless the call draws for exactly the shard's elements."""
     if made.name != call.name:
         raise Mismatch(f"{made.name} is called", made.name, call.name)
-    for what, found, right in zip(("probability", "site"), made.args[2:4], call.args[2:4], strict=True):
-        if found != right:
-            raise Mismatch(f"dropout has another {what}", str(found), str(right))
-    sizes, offsets = (tuple(a) if isinstance(a, tuple) else () for a in made.args[4:6])
-    right = _merged(
-        [(s.size, dict(zip(s.axes, s.chunks(mesh), strict=True)), s.local(mesh)) for s in x.segments]
-    )  # fmt: skip
+    for what, is_, must in zip(("probability", "site"), made.args[2:4], call.args[2:4], strict=True):
+        if is_ != must:
+            raise Mismatch(f"dropout has another {what}", str(is_), str(must))
+    sizes: tuple[Any, ...]
+    offsets: tuple[Any, ...]
+    sizes, offsets = (a if isinstance(a, tuple) else () for a in made.args[4:6])
+    right = _merged([(s.size, dict(zip(s.axes, s.chunks(mesh), strict=True)), s.local(mesh)) for s in x.segments])
     lengths: Sequence[Any] = offsets[len(sizes) :] or x.shape
     if not sizes:
         sizes, offsets = x.shape, (0,) * len(x.shape)
         lengths = x.shape
-    found = _merged(
-        [(int(n), _steps(o), int(k)) for n, o, k in zip(sizes, offsets, lengths, strict=False)]  # type: ignore[call-overload]
-    )
+    found = _merged([(int(n), _steps(o), int(k)) for n, o, k in zip(sizes, offsets, lengths, strict=False)])
     if found != right or len(lengths) != len(sizes):
         message = "the mask of dropout is drawn for other elements than those of the shard"
         raise Mismatch(message, _told(found), _told(right))
 
 
-def _steps(offset: object) -> dict[str, int]:
-    return dict(offset.strides) if isinstance(offset, Place) else {"": offset} if offset else {}  # type: ignore[dict-item]
+def _steps(offset: Any) -> dict[str, int]:
+    return dict(offset.strides) if isinstance(offset, Place) else {"": offset} if offset else {}
 
 
 def _merged(parts: Sequence[Part]) -> list[Part]:

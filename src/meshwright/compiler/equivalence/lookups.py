@@ -64,8 +64,10 @@ def tokens(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> set[str]:
 
 
 def _counts(node: fx.Node) -> bool:
-    return node.op == "call_function" and str(node.target).split(".")[1:2] != [] and (
-        str(node.target).split(".")[1] in COUNTS
+    return (
+        node.op == "call_function"
+        and str(node.target).split(".")[1:2] != []
+        and (str(node.target).split(".")[1] in COUNTS)
     )
 
 

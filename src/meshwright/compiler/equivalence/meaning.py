@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -43,7 +44,7 @@ def is_view(target: Any) -> bool:
 def adds(node: fx.Node) -> bool:
     """Whether a node adds two tensors, and nothing else."""
     tensors = [a for a in node.args if isinstance(a, fx.Node)]
-    return node.target is ADD and len(tensors) == 2 and node.kwargs.get("alpha", 1) == 1
+    return node.target is ADD and len(tensors) == 2 and bool(node.kwargs.get("alpha", 1) == 1)
 
 
 def cast_to(node: fx.Node) -> torch.dtype | None:
@@ -61,34 +62,25 @@ def is_item(node: fx.Node) -> bool:
 
 def local_shape(node: fx.Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that a view gives of a tensor of a shape; None if that cannot be read off the node."""
-    name = overload_name(node.target).split(".")[1]  # type: ignore[arg-type]
-    args = list(node.args[1:])
+    assert isinstance(node.target, OpOverload)
+    name = overload_name(node.target).split(".")[1]
+    args: list[Any] = list(node.args[1:])
     if name in ("view", "reshape", "_unsafe_view", "view_copy") and isinstance(args[0], (list, tuple)):
         sizes = [n for n in args[0] if isinstance(n, int)]
         return _filled(sizes, shape) if len(sizes) == len(args[0]) else None
-    if name in ("unsqueeze", "unsqueeze_copy") and isinstance(args[0], int):
+    if name in ("unsqueeze", "unsqueeze_copy"):
         at = args[0] % (len(shape) + 1)
         return (*shape[:at], 1, *shape[at:])
     if name == "squeeze":
         given = args[0] if args else range(len(shape))
-        dims = [given] if isinstance(given, int) else list(given)  # type: ignore[arg-type]
-        gone = {d % max(len(shape), 1) for d in dims}  # type: ignore[operator]
+        gone = {d % max(len(shape), 1) for d in ([given] if isinstance(given, int) else given)}
         return tuple(n for d, n in enumerate(shape) if not (d in gone and n == 1))
     if name == "flatten":
-        first, last = (a % len(shape) for a in (*args, *(0, -1)[len(args) :]))  # type: ignore[operator]
-        count = 1
-        for n in shape[first : last + 1]:
-            count *= n
-        return (*shape[:first], count, *shape[last + 1 :])
+        first, last = (a % len(shape) for a in (*args, *(0, -1)[len(args) :]))
+        return (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
     return None
 
 
 def _filled(sizes: list[int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    if -1 not in sizes:
-        return tuple(sizes)
-    whole = rest = 1
-    for n in shape:
-        whole *= n
-    for n in sizes:
-        rest *= n if n != -1 else 1
-    return tuple(whole // rest if n == -1 else n for n in sizes)
+    rest = math.prod(n for n in sizes if n != -1)
+    return tuple(math.prod(shape) // rest if n == -1 else n for n in sizes)

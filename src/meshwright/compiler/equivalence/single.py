@@ -64,8 +64,8 @@ def first_difference(
             parts += [t for v, t in found.outputs.items() if v.kind == "gradient" and copies.get(v.name) == value.name]
         if not parts or terms.sum(parts) != was:
             now = terms.names[terms.sum(parts)] if parts else "nothing"
-            node = next((n.name for n, t in names.items() if isinstance(t, int) and t >= known), "")
-            return value, node, now, terms.names[was]
+            first = next((n.name for n, t in names.items() if isinstance(t, int) and t >= known), "")
+            return value, first, now, terms.names[was]
     return None
 
 

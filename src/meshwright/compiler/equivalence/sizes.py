@@ -99,8 +99,9 @@ def _call(node: fx.Node, into: Sizes, roles: Mapping[fx.Node, Value]) -> None:
     operands = operand_nodes(node) if call is not None else tuple(node.all_input_nodes)
     if call is None or rule is None:
         value = node.meta["val"]
-        made = [[dim_of(int(n)) for n in v.shape] for v in (value if isinstance(value, (list, tuple)) else [value])]
-        into.dims[node] = made if isinstance(value, (list, tuple)) else made[0]
+        several = value if isinstance(value, (list, tuple)) else [value]
+        fresh = [[dim_of(int(n)) for n in v.shape] for v in several]
+        into.dims[node] = fresh if several is value else fresh[0]
         _fix_all(node, into)
         return
     factors = {f: [Atom(n)] for f, n in rule.sizes.items()}
@@ -119,7 +120,7 @@ def _call(node: fx.Node, into: Sizes, roles: Mapping[fx.Node, Value]) -> None:
 def _fix_all(node: fx.Node, into: Sizes) -> None:
     for other in (node, *node.all_input_nodes):
         dims, value = into.dims[other], other.meta["val"]
-        for one in (dims if isinstance(value, (list, tuple)) else [dims]):
+        for one in dims if isinstance(value, (list, tuple)) else [dims]:
             for dim in one or ():
                 fix(dim)
 
@@ -164,7 +165,7 @@ def _rewrite(
         for factor in rule.whole:
             fix(factors[factor])
         return _same
-    return _same if op in PLAIN or call.pointwise or op.endswith("_backward") and call.pointwise else None
+    return _same if op in PLAIN or call.pointwise or (op.endswith("_backward") and call.pointwise) else None
 
 
 def _with(at: int, value: Callable[[Size], Any]) -> Rewrite:
@@ -198,7 +199,8 @@ def _shifted(op: str, call: OpCall, factors: Mapping[str, Dim], made: Any) -> Re
         if isinstance(given, int):
             return _with(1, lambda size: _scaled(factors, name, given, size))
         return _with(1, lambda size: [_scaled(factors, name, n, size) for n in given])
-    start, end, step = slice(*call.args[at + 1 : at + 3], call.args[at + 3]).indices(shape[dim])
+    first, last, stride = call.args[at + 1 : at + 4]
+    start, end, step = slice(first, last, stride).indices(shape[dim])
     if step != 1:
         return None
     front, back = start, shape[dim] - end
@@ -237,7 +239,9 @@ def _padded(call: OpCall, factors: Mapping[str, Dim], made: Any) -> Rewrite:
 
 
 def _little(factors: Mapping[str, Dim], name: str, front: int, back: int) -> bool:
-    return name not in factors and f"{name}n" in factors and (front or back) != 0 and max(abs(front), abs(back)) <= LITTLE
+    return (
+        name not in factors and f"{name}n" in factors and (front or back) != 0 and max(abs(front), abs(back)) <= LITTLE
+    )
 
 
 def _fix_counts(factors: Mapping[str, Dim], name: str) -> None:

@@ -105,4 +105,4 @@ def distributes(rule: Rule, operands: Sequence[int]) -> bool:
 
 
 def _arguments(call: OpCall) -> Hashable:
-    return call.key[1:]  # type: ignore[index]
+    return call.key

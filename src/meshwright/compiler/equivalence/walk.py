@@ -18,7 +18,7 @@ from meshwright.compiler.equivalence.single import Meaning
 from meshwright.compiler.equivalence.terms import Known, distributes
 from meshwright.compiler.equivalence.written import Place, Written, written
 from meshwright.compiler.graph import collectives
-from meshwright.compiler.graph.adapter import OpOverload, overload_name
+from meshwright.compiler.graph.adapter import OpOverload
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding
@@ -86,7 +86,9 @@ class Walk:
     def _find(self, node: fx.Node, code: str, fault: Mismatch) -> None:
         origin = annotation(node).origin
         self.findings.append(
-            Finding(code, self.name, node.name, fault.message, fault.found, fault.expected, origin if origin.file else None)
+            Finding(
+                code, self.name, node.name, fault.message, fault.found, fault.expected, origin if origin.file else None
+            )
         )
 
     def _function(self, node: fx.Node) -> Held:
@@ -132,9 +134,13 @@ class Walk:
             if is_view(node.target):
                 shape = local_shape(node, x.layout.shape)
                 if shape is None:
-                    raise _Undecided(f"the shape that {overload_name(node.target)} gives cannot be read off")
+                    raise _Undecided("the shape that a view gives cannot be read off")
                 return Related(x.term, reshaped(x.layout, shape))
-            if (target := cast_to(node)) is not None and target.is_floating_point and self.meaning.terms.is_real(x.term):
+            if (
+                (target := cast_to(node)) is not None
+                and target.is_floating_point
+                and self.meaning.terms.is_real(x.term)
+            ):
                 return x
         places = {n: p for n in node.all_input_nodes if isinstance(p := self.env[n], Place)}
         made, operands = written(node, places)
@@ -223,7 +229,8 @@ class Walk:
             self.fits[key] = found
         if isinstance(found, Mismatch):
             raise found
-        return found  # type: ignore[no-any-return]
+        layouts: tuple[Layout | None, ...] = found
+        return layouts
 
     def _term_by_term(self, node: fx.Node, made: Written, x: Related) -> Related:
         """An op of a part of a sum: the sum of what it gives of each term."""
@@ -232,7 +239,9 @@ class Walk:
         for term in self.meaning.terms.members(x.term):
             one = self._call(node, made, [Related(term, x.layout)])
             known = self.meaning.terms.calls.get((term,), [])
-            if not isinstance(one, Related) or not any(one.term in k.results and distributes(k.rule, (term,)) for k in known):
+            if not isinstance(one, Related) or not any(
+                one.term in k.results and distributes(k.rule, (term,)) for k in known
+            ):
                 raise self._stranger(node, made, [x])
             parts.append(one.term)
             layout = one.layout
@@ -245,11 +254,12 @@ class Walk:
         own = [terms.names[h.term] for h in held]
         twins = [k for k in self.meaning.like(node, made.name) if len(k.reads) == len(own)]
         shared = [sum(h.term == t for h, t in zip(held, k.reads, strict=True)) for k in twins]
-        if shared and (max(shared) or len(twins) == 1):
-            twin = twins[shared.index(max(shared))]
+        best: int = max(shared, default=0)
+        if best or len(twins) == 1:
+            twin = twins[shared.index(best)]
             right = [terms.names[t] for t in twin.reads]
             pairs = [(a, b) for a, b, h, t in zip(own, right, held, twin.reads, strict=True) if h.term != t]
-            found, wanted = (", ".join(side) for side in zip(*pairs, strict=True)) if pairs else ("", "")
+            found, wanted = ", ".join(a for a, _ in pairs), ", ".join(b for _, b in pairs)
             return Mismatch(f"{made.name} reads another value than in the step for one device", found, wanted)
         return _Undecided(f"the step for one device makes no such call of {made.name} of {', '.join(own) or 'nothing'}")
 
@@ -286,7 +296,9 @@ def _all_reduce(x: Layout, axes: Any, reduction: str = "sum", owned: bool = Fals
     return moved.all_reduce(x, tuple(axes), reduction, mesh)
 
 
-def _reduce_many(mesh: Mesh, xs: list[Related], axes: Any, reduction: str = "sum", owned: bool = False) -> list[Related]:
+def _reduce_many(
+    mesh: Mesh, xs: list[Related], axes: Any, reduction: str = "sum", owned: bool = False
+) -> list[Related]:
     return [Related(x.term, moved.all_reduce(x.layout, tuple(axes), reduction, mesh)) for x in xs]
 
 
