@@ -124,9 +124,8 @@ def main() -> None:
     print(
         f"  captured in {found.capture:.1f} s, compiled in {found.compile:.1f} s, {found.memory_before / 2**30:.2f} GiB"
     )
-    print(
-        f"  relations   {found.relations:6.1f} s   {found.values} values, {found.forms} forms, {found.findings} findings"
-    )
+    said = f"{found.values} values, {found.forms} forms, {found.findings} findings"
+    print(f"  relations   {found.relations:6.1f} s   {said}")
     print(f"  deadlock    {found.end:6.1f} s")
     told = f"{found.ranks_of_miniature} ranks, difference {found.difference:.1e}"
     print(f"  miniature   {found.miniature:6.1f} s   {told}")

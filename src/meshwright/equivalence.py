@@ -1,4 +1,4 @@
-"""Whether a compiled step is the step for one device: by relations, by the numbers of a miniature, or by all numbers."""
+"""Whether a compiled step is the step for one device: by relations, and by the numbers of a miniature or of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLD = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What relations and numbers say. ``numbers``: of the ``miniature``, or of all ranks; None if none were compared."""
+    """What relations and numbers say. ``numbers``: of the ``miniature``, or of all ranks; None: none were compared."""
 
     relations: Relations
     numbers: Verification | None = None

@@ -1,4 +1,4 @@
-"""The miniature of any plan: a small model and at most sixteen ranks that do all that the large ones do, run by numbers.
+"""The miniature of any plan: a small model and at most sixteen ranks that do all that the large ones do.
 
 Of every kind of repeated block as many stay as there are stages, every axis of the mesh has two ranks or three, and
 every dim is a few times as long as it has shards. The step is the captured one: its graphs with other sizes, so any

@@ -1,7 +1,8 @@
 """Does a compiled step compute what the step for one device computes? Measured in float64, where rounding is 1e-15.
 
 The rank program runs for all ranks in this process on the virtual cluster, the captured step once, both from the
-same weights and batches. Gradients, updated weights and the optimizer's state are compared, not the loss alone, which hides many faults.
+same weights and batches. Gradients, updated weights and the optimizer's state are compared, not the loss alone, which
+hides many faults.
 """
 
 from __future__ import annotations

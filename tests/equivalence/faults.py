@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import fx
@@ -557,7 +558,7 @@ def _(c: Compiled) -> None:
 def _(c: Compiled) -> None:
     graph = micro(c)
     begins = calls(graph, collectives.reduce_scatter_begin)
-    for first, second in zip(begins, begins[1:], strict=False):
+    for first, second in pairwise(begins):
         for i, x in enumerate(first.args[0]):
             for j, y in enumerate(second.args[0]):
                 if (x.meta["val"].shape == y.meta["val"].shape and x is not y and i != j) or (x is not y and i == j):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from meshwright.compiler.equivalence.indexed import same_elements
 from meshwright.compiler.equivalence.layout import Layout, Mismatch, Owed, merged
 from meshwright.compiler.equivalence.written import Strides, Written, expected
-from meshwright.compiler.mesh import Dim, Mesh, Segment, Sharding, join, split
+from meshwright.compiler.mesh import Dim, Mesh, Segment, Sharding, split
 from meshwright.compiler.rules.arguments import unchanged
 from meshwright.compiler.rules.rule import Dims, Offset, OpCall, Rule, Shards
 
@@ -57,7 +57,7 @@ def _cuts(rule: Rule, call: OpCall, operands: Sequence[Layout], mesh: Mesh) -> d
                 f"{_op(call)} reads {layout.told(call.operands[number].shape, mesh)}, whose cut goes through what "
                 "it keeps together"
             )
-        own = {f: join(part, mesh) if part else (Segment(1),) for f, part in zip(factors, parts, strict=True)}
+        own = {f: merged(part, mesh) if part else (Segment(1),) for f, part in zip(factors, parts, strict=True)}
         shape = tuple(math.prod(s.local(mesh) for f in fs for s in own[f]) for fs in dims)
         if shape != layout.shape and not (rule.indexed and number == 0):
             raise Mismatch(f"{_op(call)} reads a tensor of shape {list(layout.shape)}", "", str(list(shape)))
@@ -85,7 +85,7 @@ def _cut_results(rule: Rule, call: OpCall, cuts: dict[str, Dim], hint: Sharding 
             parts = split(real, tuple(rule.sizes[f] for f in factors), mesh)
             for factor, part in zip(factors, parts or (), strict=False):
                 if factor in lacking and part:
-                    cuts[factor] = join(part, mesh)
+                    cuts[factor] = merged(part, mesh)
     for factor in lacking:
         cuts.setdefault(factor, (Segment(rule.sizes[factor]),))
 
@@ -98,15 +98,17 @@ def _check_cuts(rule: Rule, cuts: Cuts, mesh: Mesh) -> None:
             raise Mismatch(
                 f"the op needs all of a dim that is cut as {_told(dim)}", _told(dim), str(rule.sizes[factor])
             )
-        if axes and factor in rule.masked | rule.contiguous and not _one_piece(dim):
+        if axes and factor in rule.masked | rule.contiguous and not _one_piece(dim, mesh):
             raise Mismatch(f"a dim whose positions count is cut in pieces, {_told(dim)}")
         for axis in axes:
             if by.setdefault(axis, factor) != factor:
                 raise Mismatch(f"'{axis}' cuts two dims of the op: only the parts on its diagonal are computed")
 
 
-def _one_piece(dim: Dim) -> bool:
-    return len(dim) == 1 or (len([s for s in dim if s.axes]) == 1 and math.prod(s.size for s in dim) == 1)
+def _one_piece(dim: Dim, mesh: Mesh) -> bool:
+    """Whether a rank's part is one stretch of the dim: what is outside of it has one element on each rank."""
+    cut = [i for i, s in enumerate(dim) if s.axes]
+    return all(s.local(mesh) == 1 for s in dim[: cut[-1]])
 
 
 def _check_padding(rule: Rule, cuts: Cuts, operands: Sequence[Layout], mesh: Mesh) -> None:
@@ -118,7 +120,7 @@ def _check_padding(rule: Rule, cuts: Cuts, operands: Sequence[Layout], mesh: Mes
             for number, dims in enumerate(rule.operands):
                 if any(factor in fs for fs in dims) and wanted not in operands[number].filled:
                     raise Mismatch(
-                        f"the {reduction} over a dim that is cut as {segment} takes its padding in, which holds anything"
+                        f"the {reduction} over a dim that is cut as {segment} takes in padding, which is not filled"
                     )
 
 
@@ -200,7 +202,12 @@ def _right_calls(
         return
 
     def offset(place: Offset) -> Strides:
-        return tuple((a, c) for s in cuts[place.factor] if s.axes for a, c in zip(s.axes, s.chunks(mesh), strict=True))
+        dim = cuts[place.factor]
+        found: list[tuple[str, int]] = []
+        for i, segment in enumerate(dim):
+            within = math.prod(s.size for s in dim[i + 1 :])
+            found += [(a, c * within) for a, c in zip(segment.axes, segment.chunks(mesh), strict=True)]
+        return tuple(found)
 
     for named in (cut, frozenset(rule.sizes)):
         shards = Shards(

@@ -15,7 +15,7 @@ Part = tuple[int, Mapping[str, int], int]
 
 
 def same_elements(call: OpCall, made: Written, x: Layout, mesh: Mesh) -> None:
-    """``(x, seed, p, site, sizes, offsets)``: Raises Mismatch unless the call draws for exactly the shard's elements."""
+    """``(x, seed, p, site, sizes, offsets)``: Raises Mismatch unless it draws for exactly the shard's elements."""
     if made.name != call.name:
         raise Mismatch(f"{made.name} is called", made.name, call.name)
     for what, is_, must in zip(("probability", "site"), made.args[2:4], call.args[2:4], strict=True):

@@ -53,8 +53,18 @@ class Layout:
 
 
 def merged(segments: Iterable[Segment], mesh: Mesh) -> Dim:
-    """The one form in which equal rows of segments are equal."""
-    return join(tuple(segments), mesh)
+    """The one form in which equal rows of segments are equal: joined where that is possible; where a cut by several
+    axes leaves padding, with those outer ones apart that come out even (``9@a@b`` is ``3@a*3@b`` on 3 by 2)."""
+    return tuple(part for segment in join(tuple(segments), mesh) for part in _apart(segment, mesh))
+
+
+def _apart(segment: Segment, mesh: Mesh) -> Dim:
+    if len(segment.axes) > 1 and segment.padded(mesh):
+        for count in range(len(segment.axes) - 1, 0, -1):
+            major = mesh.size(*segment.axes[:count])
+            if segment.size % major == 0:
+                return Segment(major, segment.axes[:count]), Segment(segment.size // major, segment.axes[count:])
+    return (segment,)
 
 
 def of_sharding(sharding: Sharding, mesh: Mesh) -> Layout:

@@ -91,16 +91,17 @@ def owe(x: Layout, axes: Axes, mesh: Mesh) -> Layout:
 def fill_padding(x: Layout, dim: int, size: int, axes: Axes, value: float, mesh: Mesh) -> Layout:
     """The dim must be the one segment of that size and those axes."""
     axes = _real(axes, mesh)
-    segment = Segment(size, axes)
-    if not segment.padded(mesh):
+    given = Segment(size, axes)
+    if not given.padded(mesh):
         return x
+    *outer, segment = merged([given], mesh)
     for at, other in enumerate(x.segments):
-        if other == segment:
+        if other == segment and list(x.segments[max(0, at - len(outer)) : at]) == outer:
             behind = math.prod(s.local(mesh) for s in x.segments[at + 1 :])
             _at_border(x, dim, behind * segment.local(mesh), axes)
             if x.shape[dim] == segment.local(mesh):
-                return replace(x, filled=_without(x, axes) | {(axes, float(value))})
-    raise Mismatch(f"the padding of {segment} is filled, and the tensor has no such dim", str(segment))
+                return replace(x, filled=_without(x, segment.axes) | {(segment.axes, float(value))})
+    raise Mismatch(f"the padding of {given} is filled, and the tensor has no such dim", str(given))
 
 
 def _real(axes: Sequence[str], mesh: Mesh) -> Axes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -105,4 +106,11 @@ def distributes(rule: Rule, operands: Sequence[int]) -> bool:
 
 
 def _arguments(call: OpCall) -> Hashable:
-    return call.key
+    """What makes two calls of an op on equal operands the same: numbers by their value, be it written 0 or 0.0."""
+
+    def frozen(value: Any) -> Hashable:
+        if isinstance(value, (list, tuple)):
+            return tuple([frozen(v) for v in value])
+        return (value,) if isinstance(value, bool) else value
+
+    return frozen(call.args), tuple([(k, frozen(v)) for k, v in call.kwargs.items()])

@@ -46,7 +46,7 @@ def written(node: fx.Node, places: Mapping[fx.Node, Place]) -> tuple[Written, tu
             return Operand(len(operands) - 1)
         return _plain(value, mark)
 
-    args = _positional(node.target, [mark(a) for a in node.args], {k: v for k, v in node.kwargs.items()}, mark)
+    args = _positional(node.target, [mark(a) for a in node.args], dict(node.kwargs), mark)
     only = _keyword_only(node.target)
     kwargs = tuple(sorted((k, mark(v)) for k, v in node.kwargs.items() if k in only))
     return Written(overload_name(node.target), args, kwargs), tuple(operands)

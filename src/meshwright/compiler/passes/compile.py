@@ -108,7 +108,7 @@ def finished(
 def finishing(
     mesh: Mesh, prefetch: int = 0, on_host: tuple[Offload, ...] = ()
 ) -> list[tuple[str, Callable[[LocalGraph], LocalGraph]]]:
-    """The passes that finish a lowered graph, by name and in order. Each needs the shapes of what the one before made."""
+    """The passes that finish a lowered graph, by name and in order. Each needs the shapes of what was made before."""
     found: list[tuple[str, Callable[[LocalGraph], LocalGraph]]] = [("bucket", lambda g: bucket(g, mesh))]
     if prefetch:
         found.append(("overlap", lambda g: overlap(g, mesh, prefetch)))
