@@ -71,7 +71,7 @@ def _after_each(
     if plan.pipeline is None:
         yield from _finished(whole, plan, meaning, numbers)
     else:
-        yield "stages", _finding(compile_pipeline(program, plan), meaning, numbers)
+        yield "stages", _finding(compile_pipeline(program, plan, verify=False), meaning, numbers)
 
 
 def _finished(whole: RankProgram, plan: Plan, meaning: Meaning, numbers: bool) -> Iterator[tuple[str, Finding | None]]:

@@ -79,7 +79,8 @@ def verify_equivalence(
         return Verdict(relations, verify_artefact(folder, steps, seed), broken_by=broken_by)
     seed = artefact.train.seed if seed is None else seed
     found, small = verify_miniature(compiled.program, compiled.plan, steps=steps, seed=seed)
-    return Verdict(relations, found, True, small.notes, broken_by)
+    idle = (f"gradients of {', '.join(found.idle[:4])} were zero, which shows nothing of them",) if found.idle else ()
+    return Verdict(relations, found, True, (*small.notes, *idle), broken_by)
 
 
 def elements(program: StepProgram) -> int:

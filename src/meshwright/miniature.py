@@ -93,7 +93,7 @@ def verify_miniature(
     small = miniature_of(program, plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = compile_plan(small.program, small.plan)
+        compiled = compile_plan(small.program, small.plan, verify=False)
     return run_miniature(small, compiled, steps, seed), small
 
 
@@ -126,7 +126,7 @@ def _marked(name: str, x: Tensor, small: Miniature, step: int) -> Tensor:
         return x
     length = x.shape[-1]
     rows = torch.arange(x.numel() // length).view(x.shape[:-1])
-    kept = 1 + (rows * 3 + step) % length
+    kept = 2 + (rows * 3 + step) % max(1, length - 1)  # the first may fall away where labels are shifted
     return torch.where(torch.arange(length) < kept.unsqueeze(-1), x, small.ignored[name])
 
 

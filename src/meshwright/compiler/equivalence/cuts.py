@@ -14,6 +14,8 @@ LEAST = 3
 """Sizes up to this stay: halves that are rotated, the q, k and v of one weight."""
 LONG = 256
 """A dim from this size on may be what a weight is stored in shards along."""
+SHORT = 5
+"""What a sample is long, at least, so that there is something before and after every position."""
 FACTORS = (3, 4, 5, 7, 8, 9, 11, 13)
 
 
@@ -42,6 +44,13 @@ def new_sizes(
             for atom in leaves(sizes.values[value][dim]):
                 if not atom.fixed:
                     found[atom] = 2 * microbatches * small.size(*plan.batch)
+    rows = {
+        a
+        for name, dim in program.batch_dims.items()
+        for d, other in enumerate(sizes.values.get(Value("batch", name), ()))
+        if d != dim
+        for a in leaves(other)
+    }
     used = set(found.values())
     alike: dict[tuple[int, tuple[str, ...]], int] = {}
     for atom in _all(sizes):
@@ -53,7 +62,8 @@ def new_sizes(
         if (atom.size, axes) not in alike:
             shards = small.size(*axes)
             divides = all(atom.size % old.size(a) == 0 for a in axes)
-            options = [shards * k + (0 if divides or shards == 1 else 1) for k in FACTORS]
+            factors = [k for k in FACTORS if k * shards >= SHORT] if atom in rows else FACTORS
+            options = [shards * k + (0 if divides or shards == 1 else 1) for k in factors]
             alike[atom.size, axes] = next((n for n in options if n not in used), options[0])
             used.add(alike[atom.size, axes])
         if alike[atom.size, axes] < atom.size:

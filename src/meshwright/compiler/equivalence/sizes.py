@@ -156,7 +156,11 @@ def _rewrite(
         return _with(2, lambda size: size(factors["v"]))
     if op == "arange":
         return _arange(call, made)
-    if op in ("slice", "slice_backward", "constant_pad_nd", "split", "split_with_sizes"):
+    if op == "select_backward":
+        shape = call.args[1]
+        fix(factors.get(f"d{normal_dim(call.args[2], len(shape))}", []))
+        return _with(1, lambda size: [size(d) for d in made])
+    if op in ("slice", "slice_backward", "slice_scatter", "constant_pad_nd", "split", "split_with_sizes"):
         return _shifted(op, call, factors, made)
     if op == "select" or op == "unbind":
         fix(factors.get(f"d{normal_dim(call.args[1], len(call.operands[0].shape))}", []))
@@ -190,7 +194,7 @@ def _shifted(op: str, call: OpCall, factors: Mapping[str, Dim], made: Any) -> Re
     if op == "constant_pad_nd":
         return _padded(call, factors, made)
     at = 1 if op == "slice" else 2
-    shape = call.operands[0].shape if op in ("slice", "split", "split_with_sizes") else tuple(call.args[1])
+    shape = tuple(call.args[1]) if op == "slice_backward" else call.operands[0].shape
     dim = normal_dim(call.args[at], len(shape))
     name = f"d{dim}"
     if op in ("split", "split_with_sizes"):
@@ -207,12 +211,20 @@ def _shifted(op: str, call: OpCall, factors: Mapping[str, Dim], made: Any) -> Re
     if op == "slice" and _little(factors, name, front, back):
         made[dim] = shorter = longer(factors[f"{name}n"], -front - back)
         return lambda args, size: [*args[: at + 1], front, front + size(shorter), *args[at + 3 :]]
+    if op == "slice_scatter" and _little(factors, name, front, back):
+        short = factors[f"{name}n'"]
+        unify(longer(factors[f"{name}n"], -front - back), short)
+        return lambda args, size: [*args[:3], front, front + size(short), *args[5:]]
+    if op == "slice_backward" and _little(factors, name, front, back):
+        made[dim] = longer(factors[f"{name}n'"], front + back)
+        short = factors[f"{name}n'"]
+        return lambda args, size: [args[0], [size(d) for d in made], dim, front, front + size(short), *args[5:]]
     _fix_counts(factors, name)
 
     def rewrite(args: list[Any], size: Size) -> list[Any]:
         bounds = [_scaled(factors, name, n, size) for n in (start, end)]
         found = [*args[: at + 1], *bounds, *args[at + 3 :]]
-        return found if op == "slice" else [found[0], [size(d) for d in made], *found[2:]]
+        return found if op != "slice_backward" else [found[0], [size(d) for d in made], *found[2:]]
 
     return rewrite
 
