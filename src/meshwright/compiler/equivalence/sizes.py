@@ -28,11 +28,11 @@ Rewrite = Callable[[list[Any], Size], list[Any]]
 PLAIN = frozenset(
     "einsum mm bmm mv dot addmm baddbmm permute transpose t numpy_T mT movedim swapaxes unsqueeze squeeze sum "
     "amax amin mean _softmax _log_softmax _safe_softmax softmax log_softmax _softmax_backward_data "
-    "_log_softmax_backward_data cumsum logsumexp any all prod argmax argmin var std var_mean linalg_vector_norm attention attention_backward "
-    "cross_entropy cross_entropy_backward pick embedding dropout total sum_of_squares _to_copy clone contiguous alias "
-    "detach zeros_like ones_like full_like empty_like cat stack tril triu copy fill zero sort flip lift_fresh_copy "
-    "lift_fresh glu glu_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-    "native_batch_norm_backward scalar_tensor".split()
+    "_log_softmax_backward_data cumsum logsumexp any all prod argmax argmin var std var_mean linalg_vector_norm "
+    "attention attention_backward cross_entropy cross_entropy_backward pick embedding dropout total "
+    "sum_of_squares _to_copy clone contiguous alias detach zeros_like ones_like full_like empty_like cat stack "
+    "tril triu copy fill zero sort flip lift_fresh_copy lift_fresh glu glu_backward native_batch_norm "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional native_batch_norm_backward scalar_tensor".split()
 )
 """Ops whose arguments say nothing of sizes, and whose values do not depend on them."""
 SHAPED = {
