@@ -1,13 +1,14 @@
 """Does a compiled step compute what the step for one device computes? Measured in float64, where rounding is 1e-15.
 
 The rank program runs for all ranks in this process on the virtual cluster, the captured step once, both from the
-same weights and batches. Gradients and updated weights are compared, not the loss alone, which hides many faults.
+same weights and batches. Gradients, updated weights and the optimizer's state are compared, not the loss alone, which
+hides many faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -37,14 +38,18 @@ class Verification:
     gradients: Mapping[str, float]
     """By parameter."""
     weights: Mapping[str, float]
+    state: Mapping[str, float] = field(default_factory=dict)
+    """By entry of the optimizer's state, ``<parameter>/<entry>``, and by buffer."""
+    idle: tuple[str, ...] = ()
+    """Parameters whose gradients were zero in all steps, of which nothing is shown."""
 
     @property
     def worst(self) -> float:
-        return max(self.loss, self.norm, *self.gradients.values(), *self.weights.values())
+        return max(self.loss, self.norm, *self.gradients.values(), *self.weights.values(), *self.state.values())
 
     @property
     def passed(self) -> bool:
-        return self.worst <= TOLERANCE
+        return self.worst <= TOLERANCE and not (self.idle and len(self.idle) == len(self.gradients))
 
 
 def verify_artefact(folder: str | Path, steps: int = 2, seed: int | None = None) -> Verification:
@@ -82,6 +87,8 @@ def verify(
     loss = norm = 0.0
     gradients: dict[str, float] = {}
     updated: dict[str, float] = {}
+    remembered: dict[str, float] = {}
+    busy: set[str] = set()
     for step in range(steps):
         batch = {name: t.to(program.batch[name].dtype) for name, t in batches(step).items()}
         values = scalars(step)
@@ -90,9 +97,16 @@ def verify(
         parameters, buffers, state = want.parameters, want.buffers, want.state
         loss = max(loss, _relative(got.loss, float(want.loss)))
         norm = max(norm, _relative(got.norm or 0.0, float(want.norm)))
+        busy |= {name for name, x in want.gradients.items() if bool((x != 0).any())}
         _keep_largest(gradients, differences(cluster.full_gradients(), want.gradients))
         _keep_largest(updated, differences(cluster.full_parameters(), want.parameters))
-    return Verification(steps, rank_program.mesh.ranks, loss, norm, gradients, updated)
+        _keep_largest(remembered, differences(cluster.full_buffers(), want.buffers))
+        for entry in dict.fromkeys(name.rpartition("/")[2] for name in want.state):
+            # entries are of other magnitudes: a counter, a mean of gradients, a mean of squares
+            own = {name: x for name, x in want.state.items() if name.endswith(f"/{entry}")}
+            _keep_largest(remembered, differences(cluster.full_state(), own))
+    idle = tuple(name for name in gradients if name not in busy)
+    return Verification(steps, rank_program.mesh.ranks, loss, norm, gradients, updated, remembered, idle)
 
 
 def differences(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, float]:

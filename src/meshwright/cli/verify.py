@@ -12,6 +12,7 @@ import typer
 from meshwright.cli.tables import show, table
 
 if TYPE_CHECKING:
+    from meshwright.equivalence import Verdict
     from meshwright.verification import Verification
 
 
@@ -21,34 +22,48 @@ def verify_command(
     seed: Annotated[
         int | None, typer.Option(min=-(2**63), max=2**63 - 1, help="The seed of weights and batches.")
     ] = None,
+    relations: Annotated[bool, typer.Option("--relations", help="Only relate values; run nothing.")] = False,
+    miniature: Annotated[bool, typer.Option("--miniature", help="Run the miniature of the plan.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run all ranks at full size.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare the ranks' program, run for all ranks in this process in float64, with the program for one device.
+    """Check that the ranks' program computes what the program for one device computes.
 
-    The exit code is 0 if gradients and updated weights agree to 1e-9, else 1.
+    First every value of it is related to one of that program, over the reals and for all inputs. Then the numbers are
+    compared in float64: of all ranks, run in this process, if they are small, else of the miniature of the plan. The
+    exit code is 0 if the relations hold and gradients, weights and optimizer state agree to 1e-9, else 1.
     """
     from meshwright.cli.faults import print_diagnostics
-    from meshwright.compiler.diagnostics import Diagnostic
-    from meshwright.verification import TOLERANCE, verify_artefact
+    from meshwright.equivalence import verify_equivalence
 
-    found = verify_artefact(folder, steps, seed)
+    asked = {"none": relations, "miniature": miniature, "full": full}
+    if sum(asked.values()) > 1:
+        raise typer.BadParameter("give one of --relations, --miniature and --full")
+    numbers = next((word for word, given in asked.items() if given), "fitting")
+    found = verify_equivalence(folder, numbers, steps, seed)
     if as_json:
         typer.echo(json.dumps(_json(found), indent=2))
     else:
-        show(_table(found))
-        ran = f"{found.steps} steps on {found.ranks} virtual ranks in float64"
-        typer.echo(f"{ran}; the largest difference is {found.worst:.1e}")
+        _print(found)
     if not found.passed:
-        worst = max(found.gradients, key=lambda name: found.gradients[name], default="")
-        print_diagnostics(
-            Diagnostic(
-                "E0701",
-                f"the compiled step does not compute what the step for one device computes: {found.worst:.1e}",
-                action="this is a fault of Meshwright; please send the artefact, and use another plan meanwhile",
-                notes=(f"the tolerance is {TOLERANCE:.0e}", f"furthest off is the gradient of '{worst}'"),
-            )
-        )
+        print_diagnostics(*found.diagnostics())
         raise typer.Exit(1)
+
+
+def _print(found: Verdict) -> None:
+    if found.numbers is not None:
+        show(_table(found.numbers))
+    related = found.relations
+    said = "all related" if related.proved else f"{len(related.findings)} findings"
+    typer.echo(f"{related.values} values of the ranks' program, {said}")
+    if found.numbers is not None:
+        what = "of the miniature" if found.miniature else "virtual"
+        ran = f"{found.numbers.steps} steps on {found.numbers.ranks} ranks {what}, in float64"
+        if not found.miniature:
+            ran = f"{found.numbers.steps} steps on {found.numbers.ranks} virtual ranks in float64"
+        typer.echo(f"{ran}; the largest difference is {found.numbers.worst:.1e}")
+    for note in found.notes:
+        typer.echo(f"note: {note}")
 
 
 def _table(found: Verification) -> Any:
@@ -57,6 +72,7 @@ def _table(found: Verification) -> Any:
         ("gradient norm", "", found.norm),
         ("gradients", *_worst(found.gradients)),
         ("updated weights", *_worst(found.weights)),
+        ("state and buffers", *_worst(found.state)),
     ]
     rows = [(what, name, f"{value:.1e}") for what, name, value in largest]
     return table("Difference from one device, relative", ("what", "where most", "difference"), rows, numbers=(2,))
@@ -66,5 +82,15 @@ def _worst(by_name: Any) -> tuple[str, float]:
     return max(by_name.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-def _json(found: Verification) -> dict[str, Any]:
-    return {"passed": found.passed, "worst": found.worst, **asdict(found)}
+def _json(found: Verdict) -> dict[str, Any]:
+    related = found.relations
+    told = {
+        "proved": related.proved,
+        "values": related.values,
+        "findings": [
+            {"code": f.code, "graph": f.graph, "node": f.node, "message": f.message} for f in related.findings
+        ],
+        "broken_by": found.broken_by,
+    }
+    numbers = {} if found.numbers is None else {"worst": found.numbers.worst, **asdict(found.numbers)}
+    return {"passed": found.passed, "relations": told, "miniature": found.miniature, **numbers}

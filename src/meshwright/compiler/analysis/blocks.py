@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.compiler.analysis.level import Drawn, Group, Level, Unknown, region_of
+from meshwright.compiler.analysis.level import KEPT, Drawn, Group, Level, Unknown, region_of
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, annotation
 
 __all__ = ["Folded", "Group", "Unknown", "fold", "region_of", "unfolded"]
@@ -76,12 +76,14 @@ def fold(
     treatments: Mapping[str, Hashable] | None = None,
     absent: Mapping[str, tuple[str, ...]] | None = None,
     drawn: Drawn | None = None,
+    kept: int = KEPT,
 ) -> Folded:
     """Fold the repeated blocks of a step; the given program is left as it is.
 
     ``treatments``: by block, how a plan treats it; blocks that are treated differently are of different kinds.
     ``absent``: by block, the names of further equal ones that the model has, but the program does not. Raises Unknown
     if one of those is treated as no block of the program is. ``drawn`` is what an earlier fold of the program found.
+    ``kept``: how many copies of each kind stay.
     The result keeps the fingerprint of the program that is folded.
     """
     source, absent = program, absent or {}
@@ -90,7 +92,7 @@ def fold(
     for depth in range(1, LEVELS + 1):
         if depth > 1 and not _nested(program, depth, groups):
             break
-        level = Level(program, depth, groups, treatments or {}, absent, drawn if depth == 1 else None)
+        level = Level(program, depth, groups, treatments or {}, absent, drawn if depth == 1 else None, kept)
         drawn = level.drawn if depth == 1 else drawn
         program = level.fold(reasons)
         groups += level.groups

@@ -58,7 +58,9 @@ class Level:
         treatments: Mapping[str, Hashable],
         absent: Mapping[str, tuple[str, ...]],
         drawn: Drawn | None = None,
+        kept: int = KEPT,
     ) -> None:
+        self._kept = kept
         self.groups: list[Group] = []
         self._program = program
         self._depth = depth
@@ -80,10 +82,10 @@ class Level:
         for region, kind in kinds.items():
             copies.setdefault(kind, []).append(region)
         names = self._with_absent(kinds, copies)
-        repeated = {k: found for k, found in names.items() if len(found) > min(KEPT, len(copies[k]))}
+        repeated = {k: found for k, found in names.items() if len(found) > min(self._kept, len(copies[k]))}
         program = self._program
         while repeated:
-            removed = frozenset(r for k in repeated for r in copies[k][KEPT:])
+            removed = frozenset(r for k in repeated for r in copies[k][self._kept :])
             try:
                 program = self._without(removed, {r: str(k) for r, k in kinds.items()})
             except Unsafe as fault:
@@ -92,7 +94,7 @@ class Level:
                 found = repeated.pop(guilty if guilty is not None and guilty in repeated else next(iter(repeated)))
                 reasons.append(f"{found[0]} and {len(found) - 1} like it: {fault}")
                 continue
-            self.groups = [Group(tuple(found), tuple(copies[k][:KEPT])) for k, found in repeated.items()]
+            self.groups = [Group(tuple(found), tuple(copies[k][: self._kept])) for k, found in repeated.items()]
             break
         reasons += _unlike({k: found for k, found in names.items() if found[0] not in self._done})
         return program

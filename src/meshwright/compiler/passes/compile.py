@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -111,9 +112,21 @@ def finished(
     local: LocalGraph, mesh: Mesh, *, prefetch: int = 0, on_host: tuple[Offload, ...] = (), meta: bool = False
 ) -> LocalGraph:
     """A lowered graph with its messages joined and run beside the computation, and its state on the host."""
-    made = verify_shapes(bucket(local, mesh), mesh, meta=meta)
-    made = verify_shapes(overlap(made, mesh, prefetch), mesh, meta=meta) if prefetch else made
-    return verify_shapes(offload(made, on_host), mesh, meta=meta) if on_host else made
+    for _, treat in finishing(mesh, prefetch, on_host):
+        local = verify_shapes(treat(local), mesh, meta=meta)
+    return local
+
+
+def finishing(
+    mesh: Mesh, prefetch: int = 0, on_host: tuple[Offload, ...] = ()
+) -> list[tuple[str, Callable[[LocalGraph], LocalGraph]]]:
+    """The passes that finish a lowered graph, by name and in order. Each needs the shapes of what was made before."""
+    found: list[tuple[str, Callable[[LocalGraph], LocalGraph]]] = [("bucket", lambda g: bucket(g, mesh))]
+    if prefetch:
+        found.append(("overlap", lambda g: overlap(g, mesh, prefetch)))
+    if on_host:
+        found.append(("offload", lambda g: offload(g, on_host)))
+    return found
 
 
 def _prologue_placement(program: StepProgram, plan: Plan) -> Placement:

@@ -20,6 +20,7 @@ from meshwright.compiler.passes.tell_numerics import tell_numerics
 from meshwright.compiler.passes.untie import original, untie
 from meshwright.compiler.passes.update_stages import assign_update, rounds_of
 from meshwright.compiler.passes.verify_end import verify_end
+from meshwright.compiler.passes.verify_relations import verify_relations
 from meshwright.compiler.plan import PIPE, Plan
 from meshwright.compiler.schedules.of_plan import schedule_of
 
@@ -28,11 +29,14 @@ from meshwright.compiler.schedules.of_plan import schedule_of
 def compile_plan(program: StepProgram, plan: Plan, *, verify: bool = True) -> Compiled:
     """What the ranks run: the program of all of them, or of each stage where the plan has a pipeline.
 
+    With ``verify``, all of it is related to the step for one device at last (E0740 to E0743).
     Raises MeshwrightError (E03xx, E05xx) where the plan cannot be followed.
     """
     if plan.pipeline is None and PIPE not in plan.mesh.names:
         compiled: Compiled = compile_step(program, plan, verify=verify)
         verify_end(compiled)
+        if verify:
+            verify_relations(compiled)
     else:
         compiled = compile_pipeline(program, plan, verify=verify)
     if verify:
@@ -65,6 +69,8 @@ def compile_pipeline(program: StepProgram, plan: Plan, *, verify: bool = True) -
         program, plan, plan.mesh, whole.prologue, stages, schedule, made, whole.layouts, whole.state, copies
     )  # fmt: skip
     verify_end(compiled)
+    if verify:
+        verify_relations(compiled)
     return compiled
 
 
