@@ -315,6 +315,14 @@ def _scatter_many(mesh: Mesh, xs: list[Related], dims: Any, axes: Any) -> list[R
     ]
 
 
+def _scatter_wide(mesh: Mesh, x: Related, dim: int, axes: Any, dtype: Any) -> Related:
+    return Related(x.term, moved.reduce_scatter(x.layout, dim, tuple(axes), mesh))
+
+
+def _scatter_wide_many(mesh: Mesh, xs: list[Related], dims: Any, axes: Any, dtype: Any) -> list[Related]:
+    return _scatter_many(mesh, xs, dims, axes)
+
+
 def _offset(mesh: Mesh, strides: Any) -> Place:
     return Place(tuple((axis, chunk) for axis, chunk in strides if mesh.size(axis) > 1))
 
@@ -337,6 +345,9 @@ _FUNCTIONS: dict[Any, Any] = {
     collectives.all_gather_begin: _gather_many,
     collectives.reduce_scatter_many: _scatter_many,
     collectives.reduce_scatter_begin: _scatter_many,
+    collectives.reduce_scatter_wide: _scatter_wide,
+    collectives.reduce_scatter_wide_many: _scatter_wide_many,
+    collectives.reduce_scatter_wide_begin: _scatter_wide_many,
     collectives.all_reduce_many: _reduce_many,
     collectives.all_reduce_begin: _reduce_many,
     collectives.wait: _wait,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import fx
 
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
@@ -48,7 +49,7 @@ def written(node: fx.Node, places: Mapping[fx.Node, Place]) -> tuple[Written, tu
 
     args = _positional(node.target, [mark(a) for a in node.args], dict(node.kwargs), mark)
     only = _keyword_only(node.target)
-    kwargs = tuple(sorted((k, mark(v)) for k, v in node.kwargs.items() if k in only))
+    kwargs = _named({k: mark(v) for k, v in node.kwargs.items() if k in only})
     return Written(overload_name(node.target), args, kwargs), tuple(operands)
 
 
@@ -63,7 +64,16 @@ def expected(call: LocalCall, offset: Callable[[Offset], Strides]) -> Written:
 
     target = overload(call.name)
     args = _positional(target, [mark(a) for a in call.args], {}, mark)
-    return Written(call.name, args, tuple(sorted((k, mark(v)) for k, v in call.kwargs.items())))
+    return Written(call.name, args, _named({k: mark(v) for k, v in call.kwargs.items()}))
+
+
+def _named(given: Mapping[str, Hashable]) -> tuple[tuple[str, Hashable], ...]:
+    """In which float a sum is taken is a matter of rounding, and left out."""
+    return tuple(sorted((k, v) for k, v in given.items() if k != "dtype" or not (v is None or _is_float(v))))
+
+
+def _is_float(value: Hashable) -> bool:
+    return isinstance(value, torch.dtype) and value.is_floating_point
 
 
 def _plain(value: Any, mark: Callable[[Any], Hashable]) -> Hashable:
