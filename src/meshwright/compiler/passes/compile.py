@@ -24,7 +24,8 @@ from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
-from meshwright.compiler.plan import Offload, Plan
+from meshwright.compiler.plan import Declaration, Offload, Plan
+from meshwright.compiler.separability.declared import may_meet
 
 
 @collector.rarely()
@@ -57,6 +58,7 @@ def compile_step(
         _micro_placement(program, plan, layout),
         sequence=frozenset(plan.sequence),
         prefetch=plan.prefetch,
+        declared=plan.separability,
     )
     owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
     update = local(
@@ -82,18 +84,27 @@ def _local(
     whole_contractions: bool = False,
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
+    declared: tuple[Declaration, ...] = (),
     raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""
 
     def make() -> LocalGraph:
-        placed = propagate(graph, mesh, placement, sequence=sequence, whole_contractions=whole_contractions, warn=_warn)
+        placed = propagate(
+            graph,
+            mesh,
+            placement,
+            sequence=sequence,
+            whole_contractions=whole_contractions,
+            warn=_warn,
+            meets=partial(may_meet, declared),
+        )
         if verify:
             verify_owed(placed, mesh)
         made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
         return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, sequence, whole_contractions, prefetch, on_host, raw)
+    options = (verify, sequence, whole_contractions, prefetch, on_host, declared, raw)
     return known.local(graph, mesh, placement, options, make)
 
 

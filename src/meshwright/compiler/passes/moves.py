@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from meshwright.compiler.passes.placement import Placed
 from meshwright.compiler.passes.proposals import Priority
 from meshwright.compiler.rules import rule_of
 
+Meets = Callable[[fx.Node], bool]
+"""Whether microbatches may meet at an op: run up to it one after another, and go on when all have come there."""
+
 
 class Moves:
     """The redistributions of one graph.
@@ -26,10 +29,11 @@ class Moves:
     for backward; a gathered weight by those of one block and phase. What has been paid is never paid again.
     """
 
-    def __init__(self, graph: fx.Graph, mesh: Mesh, sequence: frozenset[str]) -> None:
-        self._graph = graph
+    def __init__(self, graph: fx.Graph, mesh: Mesh, sequence: frozenset[str], meets: Meets | None = None) -> None:
+        self.graph = graph
         self._mesh = mesh
         self._sequence = sequence
+        self._meets = meets
         self._moved: dict[tuple[fx.Node, Sharding, str], Placed] = {}
         self._paid: dict[fx.Node, Placed] = {}
 
@@ -40,7 +44,7 @@ class Moves:
     def move(self, placed: Placed, target: Sharding, user: fx.Node, final: bool = False) -> Placed:
         """The value lying as ``target`` for ``user``; ``final``: it leaves the graph so.
 
-        Raises E0305 when a value would have to be reduced or gathered over microbatches.
+        Raises E0305 when a value would have to be reduced or gathered over microbatches, where these must not meet.
         """
         source, target = placed.sharding.canonical(self._mesh), target.canonical(self._mesh)
         path = [s for s in steps(source, target, self._mesh) if s.kind != "resegment"]
@@ -51,9 +55,9 @@ class Moves:
         key = (placed.node, target, where)
         if key in self._moved:
             return self._moved[key]
-        if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in path):
+        if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in path) and not self._may_meet(user):
             raise _coupled(placed.node, user)
-        made = self._graph.call_function(redistribute, (placed.node, str(source), str(target)))
+        made = self.graph.call_function(redistribute, (placed.node, str(source), str(target)))
         note, reader = annotation(placed.node), annotation(user)
         made.meta["val"] = placed.node.meta.get("val")
         # a sum is paid by the block that owes it, a weight gathered by the one that needs it: so every block does alike
@@ -67,6 +71,9 @@ class Moves:
         if pays and not target.owed and not final:
             self._paid[placed.node] = moved
         return moved
+
+    def _may_meet(self, user: fx.Node) -> bool:
+        return self._meets is not None and self._meets(user)
 
     def _priority(self, before: Mapping[str, Priority], target: Sharding) -> dict[str, Priority]:
         return {a: before.get(a, Priority.SOFT if a in self._sequence else Priority.HARD) for a in target.axes}

@@ -17,7 +17,7 @@ from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, Value, annotation
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
-from meshwright.compiler.passes.moves import Moves
+from meshwright.compiler.passes.moves import Meets, Moves
 from meshwright.compiler.passes.placement import DECISION, Chosen, Placed, Placement
 from meshwright.compiler.passes.proposals import Held, Priority
 from meshwright.compiler.passes.questions import Questions, Warn, call_of, is_sum, widens
@@ -35,26 +35,33 @@ def propagate(
     sequence: frozenset[str] = frozenset(),
     whole_contractions: bool = False,
     warn: Warn | None = None,
+    meets: Meets | None = None,
 ) -> Graph:
     """Propagate shardings from the placement of the inputs through the graph.
 
     ``sequence`` are the axes of sequence sharding. ``whole_contractions`` runs every contraction on
-    whole operands (optimizers with whole-matrix rules). ``warn`` is told of ops without a rule.
-    Raises E0305 when a value would have to be reduced or gathered over microbatches.
+    whole operands (optimizers with whole-matrix rules). ``warn`` is told of ops without a rule. ``meets``: at which
+    ops values may be reduced or gathered over microbatches. Raises E0305 when that would have to be done at another.
     """
     questions = Questions(mesh, sequence, whole_contractions, warn or (lambda text: None))
-    return _Propagation(graph, mesh, placement, sequence, questions).run()
+    return _Propagation(graph, mesh, placement, questions, Moves(fx.Graph(), mesh, sequence, meets), sequence).run()
 
 
 class _Propagation:
     def __init__(
-        self, graph: Graph, mesh: Mesh, placement: Placement, sequence: frozenset[str], questions: Questions
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        placement: Placement,
+        questions: Questions,
+        moves: Moves,
+        sequence: frozenset[str],
     ) -> None:
         self.graph = graph
         self.placement = placement
         self.questions = questions
-        self.new = fx.Graph()
-        self.moves = Moves(self.new, mesh, sequence)
+        self.new = moves.graph
+        self.moves = moves
         self.sequence = sequence
         self.placed: dict[fx.Node, tuple[Placed | None, ...]] = {}
         self.wanted = wanted_shardings(graph, mesh, placement.wanted)
