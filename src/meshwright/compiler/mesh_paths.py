@@ -146,8 +146,8 @@ class _Path:
             self.join(d, i, segment.axes, len(_common_prefix(segment.axes, self.goal[d][i].axes)))
 
     def join(self, d: int, i: int, axes: tuple[str, ...], keep: int) -> None:
-        """Gather a segment over all but the outermost ``keep`` of its axes: over ranks and over microbatches apart, since
-        these come one after another."""
+        """Gather a segment over all but the outermost ``keep`` of its axes: over ranks and over microbatches apart,
+        since these come one after another."""
         borders = [len(axes), *(n for at in (k for k, a in enumerate(axes) if a == MICRO) for n in (at + 1, at)), keep]
         ends = sorted({n for n in borders if n >= keep}, reverse=True)
         for end, start in pairwise(ends):

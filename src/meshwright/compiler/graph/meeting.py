@@ -1,8 +1,8 @@
 """Where microbatches meet: a collective of ``micro`` over the axis of microbatches, which come one after another.
 
-Such a node stands where something that couples samples must be known before any microbatch can go on: a batch statistic,
-the product of means of a balance loss, the other samples of a contrastive loss. All microbatches are run up to it, what
-they hold is reduced or joined, and each goes on with the result.
+Such a node stands where something that couples samples must be known before any microbatch can go on: a batch
+statistic, the product of means of a balance loss, the other samples of a contrastive loss. All microbatches are run up
+to it, what they hold is reduced or joined, and each goes on with the result.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from meshwright.compiler.passes.offload import offload
 from meshwright.compiler.passes.overlap import overlap
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
+from meshwright.compiler.passes.separability.declared import may_meet
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
 from meshwright.compiler.plan import Declaration, Offload, Plan
-from meshwright.compiler.separability.declared import may_meet
 
 
 @collector.rarely()

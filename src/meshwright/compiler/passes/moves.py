@@ -93,12 +93,12 @@ def _coupled(node: fx.Node, user: fx.Node) -> Exception:
             "E0305",
             f"{name} has no rule, so it runs on whole operands, and the step cannot be cut into microbatches",
             annotation(user).origin,
-            "use microbatches = 1, replace the operation, or write a rule for it (docs/add-an-op.md)",
+            "use microbatches = 1, declare separability = global, or write a rule for it (docs/add-an-op.md)",
         )
     return error(
         "E0305",
         f"{name} needs the whole batch at once, so the step cannot be cut into microbatches",
         annotation(user).origin,
-        "use microbatches = 1, or make the loss a sum over samples",
+        "use microbatches = 1, or declare what it means in microbatches: separability = global (docs/separability.md)",
         (f"the value {node.name} couples samples of different microbatches",),
     )

@@ -18,6 +18,8 @@
 ``pp=n``         axis ``pipe``: blocks are cut by depth into n stages, or more with ``virtual``
 ``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out
 ``virtual=n``    stages on each rank; if it is left out, as many as the schedule is made for
+``separability=m``  what couplings of samples mean in microbatches: ``global``, ``per-microbatch``
+                 or ``per-data-rank``
 ===============  =====================================================================
 
 One axis may leave its size out; it takes the ranks that the others leave.
@@ -38,19 +40,22 @@ from meshwright.compiler.passes.tensor_parallel import tensor_cut
 from meshwright.compiler.passes.treated import at_every_block
 from meshwright.compiler.plan import PIPE, Hashes, ParameterPlan, Pipeline, Plan, Precision, Recompute, Save, Storage
 from meshwright.compiler.schedules import catalogue
+from meshwright.compiler.separability_text import declarations
 
 _AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
 _AXES |= {"pp": PIPE}
 _FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload", "virtual")
 _NUMBERED = ("micro", "recompute", "selective", "prefetch", "virtual")
 _SCHEDULE = "schedule"
+_SEPARABILITY = "separability"
 _SAVES: dict[str, Save] = {"recompute": "nothing", "selective": "matmuls"}
 
 
 def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
     """The plan that a preset names, for this program. Raises E0307 for words it does not know, sizes that
     do not fit the ranks, or axes named twice."""
-    text, schedule = _take_schedule(text)
+    text, schedule = _take(_SCHEDULE, text)
+    text, meaning = _take(_SEPARABILITY, text)
     sizes, flags = _parse(text, ranks)
     batch = tuple(axis for axis in ("replica", "data") if any(_AXES[w] == axis for w in sizes))
     pipeline = _pipeline(text, sizes, flags, schedule, program)
@@ -72,6 +77,7 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         gradients=data if sizes.keys() & {"fsdp", "zero3", "zero2"} else (),
         state=data if sizes.keys() & {"fsdp", "zero3", "zero2", "zero1"} else (),
     )
+    said_apart = ((_SCHEDULE, schedule), (_SEPARABILITY, meaning))
     return Plan(
         mesh=Mesh(tuple(mesh_axes)),
         batch=batch,
@@ -83,15 +89,16 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         recompute=_recompute(flags, program),
         offload=("state",) if "offload" in flags else (),
         prefetch=flags.get("prefetch", 0),
+        separability=declarations(meaning or None),
         pipeline=pipeline,
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
-        name=",".join([text, f"schedule={schedule}"]) if schedule else text,
+        name=",".join([text, *(f"{word}={said}" for word, said in said_apart if said)]),
     )
 
 
-def _take_schedule(text: str) -> tuple[str, str]:
-    """The text without the word ``schedule=...``, and the schedule; empty if there is none."""
-    found = re.search(r"(?:^|(?<=,))\s*schedule\s*=\s*([\w-]+)\s*(?:,|$)", text)
+def _take(word: str, text: str) -> tuple[str, str]:
+    """The text without the word ``word=...``, and what it says; empty if it is not there."""
+    found = re.search(rf"(?:^|(?<=,))\s*{word}\s*=\s*([\w-]+)\s*(?:,|$)", text)
     if found is None:
         return text, ""
     rest = (part.strip(" ,") for part in (text[: found.start()], text[found.end() :]))
@@ -169,6 +176,9 @@ def _word_and_number(item: str) -> tuple[str, int]:
     word, equals, number = _in_words_of_the_field(item).partition("=")
     if word == _SCHEDULE:
         raise error("E0307", f"'{item}' needs the name of a schedule", None, "write schedule=1f1b, say")
+    if word == _SEPARABILITY:
+        message = f"'{item}' needs what couplings of samples mean"
+        raise error("E0307", message, None, "write separability=global, say")
     if word not in _AXES and word not in _FLAGS:
         raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, [*_AXES, *_FLAGS]))
     if word == "sp" and equals:

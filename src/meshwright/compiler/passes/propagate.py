@@ -163,6 +163,9 @@ class _Propagation:
             may_owe = value in self.placement.may_owe
             placed = self._only(node) if may_owe else self.moves.paid(self._only(node))
             target = self.placement.outputs.get(value) or Sharding.whole(placed.sharding.shape)
+            if value.kind == "buffer":
+                # microbatches read it as it was when the step began, so it may be added up to the end of the step
+                target = target.owing(p for p in placed.sharding.partial if p[0] == MICRO)
             if may_owe:
                 owed = [p for p in placed.sharding.partial if p[0] not in target.axes]
                 pays = self.placement.pays.get(value, frozenset()).issuperset(axis for axis, _ in owed)

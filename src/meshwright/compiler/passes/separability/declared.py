@@ -30,5 +30,9 @@ def meaning_of(declared: Sequence[Declaration], names: Iterable[str]) -> Meaning
 
 
 def may_meet(declared: Sequence[Declaration], node: fx.Node) -> bool:
-    """Whether microbatches may meet at a node: something of its line or module is declared to be global."""
-    return bool(declared) and meaning_of(declared, names_of(annotation(node).origin)) == "global"
+    """Whether microbatches may meet at a node: its line or module is declared to be global. Gradients meet where what
+    they belong to has met."""
+    note = annotation(node)
+    if note.phase != "forward":
+        return bool(declared)
+    return meaning_of(declared, names_of(note.origin)) == "global"
