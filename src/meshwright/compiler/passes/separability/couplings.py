@@ -37,6 +37,8 @@ KINDS: tuple[Kind, ...] = (
 
 _ONE_BY_ONE = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk", "kthvalue")
 """Ops that give a sample its place among others."""
+_COUNTING = ("histc", "bincount")
+_PRODUCTS = ("mul", "einsum", "dot", "mm", "bmm")
 _COMPARING = ("einsum", "mm", "bmm", "addmm", "softmax", "log_softmax", "logsumexp", "cdist", "max", "amax", "argmax")
 """Ops of losses that compare samples with each other."""
 
@@ -126,6 +128,8 @@ def _told(node: fx.Node, graph: Graph) -> Iterator[Coupling]:
 
 def _kind(node: fx.Node, op: str, known: bool) -> Kind:
     _, source, _ = moves(node)
+    if op in _COUNTING:
+        return "balance loss" if _multiplied(node) else "counted over the batch"
     if op in _ONE_BY_ONE or (MICRO in source.axes and not known):
         return "counted over the batch"
     if MICRO in source.axes:
@@ -145,15 +149,23 @@ def _returns(node: fx.Node) -> bool:
 
 
 def _multiplied(node: fx.Node) -> bool:
-    """Whether it is multiplied by another sum over samples."""
-    return any(
-        after.op == "call_function"
-        and annotation(after).phase == "forward"
-        and (call := op_call(after)) is not None
-        and call.name.split(".")[1] in ("mul", "einsum", "dot", "mm", "pow")
-        and len({*after.all_input_nodes}) == len(call.operands)
-        for after in node.users
-    )
+    """Whether it is multiplied by another sum over samples, one that was brought together or one that is owed."""
+    made = {node, *_after(node)}
+    for after in made:
+        call = op_call(after) if after is not node else None
+        if call is None or call.name.split(".")[1] not in _PRODUCTS:
+            continue
+        others = [n for n in after.all_input_nodes if n not in made]
+        if any(_sum_over_samples(other) for other in others):
+            return True
+    return False
+
+
+def _sum_over_samples(node: fx.Node) -> bool:
+    """Whether a value is one: it owes a sum, or what it owed was brought together."""
+    if MICRO in (annotation(node).sharding or Sharding(())).owed:
+        return True
+    return node.target is redistribute and MICRO in moves(node)[1].owed
 
 
 def _feeds(node: fx.Node, graph: Graph) -> tuple[Value, ...]:
