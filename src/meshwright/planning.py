@@ -20,10 +20,10 @@ from meshwright.compiler.cluster.kernels import rated
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.passes.realise import Realiser
 from meshwright.compiler.passes.separability import couplings
-from meshwright.compiler.passes.separability.declared import meaning_of
 from meshwright.compiler.passes.separability.findings import called
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction

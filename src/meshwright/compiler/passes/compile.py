@@ -14,6 +14,7 @@ from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotat
 from meshwright.compiler.graph.rank_program import Layout, LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.bucket import bucket
+from meshwright.compiler.passes.declared import NOTHING, Meanings
 from meshwright.compiler.passes.in_turn import in_turn
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.layouts import batch_sharding, check_plan, layouts
@@ -22,10 +23,10 @@ from meshwright.compiler.passes.offload import offload
 from meshwright.compiler.passes.overlap import overlap
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
-from meshwright.compiler.passes.separability.declared import may_meet
+from meshwright.compiler.passes.separability.check import by_line, check_declared
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
-from meshwright.compiler.plan import Declaration, Offload, Plan
+from meshwright.compiler.plan import Offload, Plan
 
 
 @collector.rarely()
@@ -46,6 +47,7 @@ def compile_step(
     Raises MeshwrightError (E03xx) where the plan cannot be followed.
     """
     check_plan(program, plan)
+    check_declared(program, plan)
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
@@ -58,7 +60,7 @@ def compile_step(
         _micro_placement(program, plan, layout),
         sequence=frozenset(plan.sequence),
         prefetch=plan.prefetch,
-        declared=plan.separability,
+        meanings=Meanings(by_line(program, plan.separability), plan.batch),
     )
     owed = {v: s for v, s in micro.outputs.items() if v.kind == "gradient"}
     update = local(
@@ -84,7 +86,7 @@ def _local(
     whole_contractions: bool = False,
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
-    declared: tuple[Declaration, ...] = (),
+    meanings: Meanings = NOTHING,
     raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""
@@ -97,14 +99,14 @@ def _local(
             sequence=sequence,
             whole_contractions=whole_contractions,
             warn=_warn,
-            meets=partial(may_meet, declared),
+            meanings=meanings,
         )
         if verify:
             verify_owed(placed, mesh)
         made = in_turn(verify_shapes(lower(placed, mesh), mesh, meta=not verify))
         return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, sequence, whole_contractions, prefetch, on_host, declared, raw)
+    options = (verify, sequence, whole_contractions, prefetch, on_host, meanings, raw)
     return known.local(graph, mesh, placement, options, make)
 
 

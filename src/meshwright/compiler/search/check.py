@@ -192,7 +192,7 @@ def _batch(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
         return Diagnostic("E0436", message, pins.place("microbatches"), action)
     if pins.pipelined and (facts.coupled or facts.meets):
         message = f"'{pins.word('pipe')}': a pipeline cannot run, for samples couple in "
-        message += ', '.join(facts.coupled or facts.meets)
+        message += ", ".join(facts.coupled or facts.meets)
         return Diagnostic("E0766", message, pins.place("pipe"), "leave the pipeline out, or declare it per microbatch")
     if micro is not None and facts.batch % micro:
         message = (

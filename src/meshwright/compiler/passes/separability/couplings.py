@@ -20,9 +20,9 @@ from meshwright.compiler.graph.program import Graph, Signature, StepProgram, Val
 from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Segment, Sharding
 from meshwright.compiler.mesh_paths import steps
+from meshwright.compiler.passes.declared import GLOBAL, names_of
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
-from meshwright.compiler.passes.separability.declared import names_of
 from meshwright.compiler.rules import rule_of
 
 Kind = Literal["batch statistic", "balance loss", "contrastive loss", "counted over the batch", "function of the batch"]
@@ -67,7 +67,7 @@ def couplings(program: StepProgram) -> tuple[Coupling, ...]:
     if program.batch_size < 2:
         return ()
     mesh = Mesh(((MICRO, program.batch_size),))
-    placed = propagate(_forward(program.micro), mesh, _one_by_one(program), meets=lambda node: True)
+    placed = propagate(_forward(program.micro), mesh, _one_by_one(program), meanings=GLOBAL)
     found: dict[tuple[str, str, int], list[Coupling]] = {}
     compared: set[fx.Node] = set()
     for node in placed.module.graph.nodes:

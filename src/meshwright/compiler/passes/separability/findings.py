@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.graph.program import StepProgram, Value
+from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.separability.couplings import Coupling, Kind, couplings
-from meshwright.compiler.passes.separability.declared import meaning_of
 from meshwright.compiler.plan import Declaration
 
 CODES: dict[Kind, str] = {

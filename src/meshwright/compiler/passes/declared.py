@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from torch import fx
 
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.mesh import MICRO
 from meshwright.compiler.plan import Declaration, Meaning, pattern_expression
 
 
@@ -29,10 +31,30 @@ def meaning_of(declared: Sequence[Declaration], names: Iterable[str]) -> Meaning
     return None
 
 
-def may_meet(declared: Sequence[Declaration], node: fx.Node) -> bool:
-    """Whether microbatches may meet at a node: its line or module is declared to be global. Gradients meet where what
-    they belong to has met."""
-    note = annotation(node)
-    if note.phase != "forward":
-        return bool(declared)
-    return meaning_of(declared, names_of(note.origin)) == "global"
+@dataclass(frozen=True)
+class Meanings:
+    """What a plan declares, as propagation asks for it. ``batch``: the axes of ranks that cut the batch."""
+
+    declared: tuple[Declaration, ...] = ()
+    batch: tuple[str, ...] = ()
+
+    def may_couple(self, node: fx.Node) -> bool:
+        """Whether something is declared of what a node of the forward pass couples. Gradients follow what they belong
+        to."""
+        note = annotation(node)
+        if note.phase != "forward":
+            return bool(self.declared)
+        return meaning_of(self.declared, names_of(note.origin)) is not None
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The axes that cut the batch into groups of which each stands for the whole batch; none: all is global."""
+        meanings = {entry.meaning for entry in self.declared}
+        if "per data rank" in meanings:
+            return frozenset({MICRO, *self.batch})
+        return frozenset({MICRO}) if "per microbatch" in meanings else frozenset()
+
+
+NOTHING = Meanings()
+GLOBAL = Meanings((Declaration("**", "global"),))
+"""Everything means the whole batch."""
