@@ -17,8 +17,8 @@ from meshwright.compiler.plan import Declaration, Meaning, pattern_expression
 def names_of(origin: Origin, kind: str = "") -> tuple[str, ...]:
     """What an op is called in declarations: its module, its line under every tail of the file's path, its kind."""
     parts = PurePath(origin.file).parts if origin.file else ()
-    lines = ["/".join(parts[at:]).removeprefix("//") for at in range(len(parts))]
-    return (origin.module, kind, *(f"{path}:{origin.line}" for path in lines))
+    paths = [origin.file, *("/".join(parts[at:]) for at in range(1, len(parts)))] if parts else []
+    return (origin.module, kind, *(f"{path}:{origin.line}" for path in paths))
 
 
 def meaning_of(declared: Sequence[Declaration], names: Iterable[str]) -> Meaning | None:
