@@ -1,7 +1,7 @@
-"""E06: balance losses of experts, products of means over the batch, that change with the number of ranks or microbatches.
+"""E06: balance losses of experts, products of means over the batch, that change with the number of microbatches.
 
-Reported: the auxiliary loss is computed by each microbatch from its own tokens and averaged, or scaled by an axis of the
-mesh, so that it is another loss than that of one device.
+Reported: the auxiliary loss is computed by each microbatch from its own tokens and averaged, or scaled by an axis of
+the mesh, so that it is another loss than that of one device.
 https://arxiv.org/abs/2501.11873
 https://github.com/huggingface/transformers/issues/28255
 """

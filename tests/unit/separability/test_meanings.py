@@ -13,6 +13,8 @@ from meshwright.compiler.graph.meeting import meeting_places
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
+from meshwright.runtime.materialize import from_module
+from meshwright.verification import verify
 from tests.field.against_one_device import Case, cluster_of, eager, train
 from tests.field.test_batch_norm import classifier
 from tests.field.test_N15_contrastive_loss import case as contrastive
@@ -107,3 +109,11 @@ def test_each_microbatch_of_a_pipeline_may_stand_for_the_batch() -> None:
     truth = Case(Deep(2).double(), one.batches)
     truth.model.load_state_dict(one.model.state_dict())
     assert far(one, "pp=2,ddp=1,micro=2,separability=per-microbatch", 2, truth) < 1e-11
+
+
+@pytest.mark.parametrize("word", ["global", "per-microbatch", "per-data-rank"])
+def test_verification_compares_with_what_is_declared(word: str) -> None:
+    one = coupled()
+    compiled = compile_plan(one.program, preset(f"fsdp=2,micro=2,separability={word}", one.program))
+    found = verify(compiled, from_module(one.model), one.batches.__getitem__, lambda step: {})
+    assert found.passed and found.worst < 1e-11
