@@ -36,8 +36,11 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
+from meshwright.compiler.search.limits import Limits
+from meshwright.compiler.search.pins import Pins
+from meshwright.compiler.separability_text import declarations
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
 from meshwright.frontend.capture.fingerprint import hashes_of
@@ -64,6 +67,7 @@ def parallelize(
     loss: Callable[..., Any] | None = None,
     clip: float | None = None,
     precision: Precision | str | None = None,
+    separability: str | Mapping[str, str] | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     virtual: int | None = None,
     seed: int = 0,
@@ -79,6 +83,9 @@ def parallelize(
     the matrices and AdamW for the rest, say). Learning rates are read from ``param_groups`` at each step, so
     the user's own scheduler goes on working. ``precision`` is a Precision or the name of the dtype to compute in
     (``"bf16"``, with weights in fp32); if None, that of the plan if the plan says one, else that of the model.
+    ``separability`` declares what couplings of samples (batch statistics, balance losses) mean when the batch is cut
+    into microbatches: ``"global"``, ``"per microbatch"`` or ``"per data rank"``, for all of them, or by module, line or
+    kind (``{"encoder.*.norm": "global", "loss.py:31": "global"}``); if None, as the plan says.
     ``batch_dims`` says by name which dim of a tensor is the batch, where it cannot be seen.
 
     ``plan="auto"`` lets the planner choose for ``cluster``: a preset (``h100x8``), a cluster file, or a Cluster.
@@ -94,11 +101,13 @@ def parallelize(
     given = _given(plan)
     if given is not None and precision is None:
         precision = given.plan.precision
+    declared = declarations(separability)
     program = capture(model, batch, optimizers, loss, clip, batch_dims=batch_dims, precision=precision)
     if plan == AUTO:
-        made = _planned(program, cluster, ranks, precision)
+        made = _planned(program, cluster, ranks, precision, declared)
     else:
         made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
+    made = replace(made, separability=declared or made.separability)
     if made.mesh.ranks != ranks:
         raise error(
             "E0601",
@@ -276,14 +285,25 @@ class _Given:
         return self.file.located(diagnostic) if self.file is not None else diagnostic
 
 
-def _planned(program: StepProgram, cluster: str | Path | Cluster, ranks: int, precision: Precision | None) -> Plan:
+def _planned(
+    program: StepProgram,
+    cluster: str | Path | Cluster,
+    ranks: int,
+    precision: Precision | None,
+    declared: tuple[Declaration, ...],
+) -> Plan:
     """The planner's choice; that of rank 0 counts, whose machine may be another one."""
+    limits = Limits(pins=Pins(separability=declared or None))
+
+    def chosen() -> Plan:
+        return plan_program(program, cluster_of(cluster, ranks), ranks=ranks, limits=limits, precision=precision).plan
+
     if not dist.is_initialized():
-        return plan_program(program, cluster_of(cluster, ranks), ranks=ranks, precision=precision).plan
+        return chosen()
     told: list[Plan | MeshwrightError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            told = [plan_program(program, cluster_of(cluster, ranks), ranks=ranks, precision=precision).plan]
+            told = [chosen()]
         except MeshwrightError as fault:
             told = [fault]
     dist.broadcast_object_list(told, 0)

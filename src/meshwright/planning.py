@@ -20,13 +20,17 @@ from meshwright.compiler.cluster.kernels import rated
 from meshwright.compiler.cluster.presets import LOCAL
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.passes.realise import Realiser
-from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.passes.separability import couplings
+from meshwright.compiler.passes.separability.findings import called
+from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.prediction_text import predicted_of
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.explain import reasons
+from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.infeasible import infeasible
 from meshwright.compiler.search.limits import Limits, reserve_bytes, token_count
 from meshwright.compiler.search.pin_text import parse_pins
@@ -34,6 +38,7 @@ from meshwright.compiler.search.prices import Priced
 from meshwright.compiler.search.search import search
 from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.why_not import WhyNot, why_not
+from meshwright.compiler.separability_text import declarations
 from meshwright.frontend.capture.fingerprint import outline
 from meshwright.frontend.pins import section_pins
 from meshwright.frontend.source import Source, source_without_weights
@@ -81,6 +86,7 @@ def plan(
     overrides: Mapping[str, float] | None = None,
     precision: Precision | str | None = None,
     execution: Execution | None = None,
+    separability: str | Mapping[str, str] | None = None,
 ) -> Planned:
     """Choose a plan for a ``.mw`` file or a factory (``package.module:factory``) on a cluster.
 
@@ -88,7 +94,8 @@ def plan(
     devices are used (default: all). ``pins`` fix a part of the plan (``tp=8``, ``fsdp``, ``micro=4``, ``no offload``).
     ``batch`` or ``tokens`` (a number, or ``16M`` in powers of 1,024) replace the global batch of the source;
     ``reserve`` of every device stays free (bytes, or ``4GiB``, ``5%``). ``overrides`` replace sizes and settings by
-    name, ``precision`` (``"bf16"``, say) that of the source. At most ``budget`` candidates are compiled and simulated.
+    name, ``precision`` (``"bf16"``, say) that of the source. ``separability`` declares what couplings of samples mean
+    in microbatches (see :func:`meshwright.parallelize`). At most ``budget`` candidates are compiled and simulated.
     Raises MeshwrightError for what cannot be read or captured, for limits that contradict (E043x), and if nothing
     fits (E0440).
     """
@@ -100,6 +107,8 @@ def plan(
     began = time.perf_counter()
     loaded = _sized(source_without_weights(source, overrides), batch, size)
     loaded.precision = checked_precision(precision) or loaded.precision
+    if separability is not None:
+        given = replace(given, separability=declarations(separability))
     limits = Limits(free, section_pins(loaded).joined(given), budget)
     folded = loaded.capture_folded()
     captured = time.perf_counter() - began
@@ -144,8 +153,8 @@ def plan_folded(
     precision = precision or Precision()
     count = cluster.ranks if ranks is None else ranks
     began = time.perf_counter()
-    facts = program_facts(folded, precision)
     limits = limits or Limits()
+    facts = _coupled(program_facts(folded, precision), folded.program, limits.pins.separability or ())
     pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins, limits.reserve)
     found = search(facts, cluster, count, limits, pricer)
     told_of = [*_slow(facts.dtype, cluster), *pricer.told]
@@ -174,6 +183,19 @@ def plan_folded(
     return Planned(
         made, best.prediction, best.candidate, told, tuple(others), cluster, found, seconds, warnings=tuple(told_of)
     )
+
+
+def _coupled(facts: ProgramFacts, program: StepProgram, declared: Sequence[Declaration]) -> ProgramFacts:
+    """The facts with what couples the samples of the step."""
+    undeclared, meets = [], []
+    for coupling in couplings(program):
+        meaning = meaning_of(declared, coupling.names)
+        name = f"{called(coupling)} ({coupling.kind})"
+        if meaning is None:
+            undeclared.append(name)
+        elif meaning == "global":
+            meets.append(name)
+    return replace(facts, coupled=tuple(dict.fromkeys(undeclared)), meets=tuple(dict.fromkeys(meets)))
 
 
 def _slow(dtype: str, cluster: Cluster) -> Iterator[Diagnostic]:

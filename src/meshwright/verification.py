@@ -16,9 +16,9 @@ from torch import Tensor
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.graph.single import run_single
 from meshwright.compiler.graph.widen_rank import widen_compiled
 from meshwright.job import first_weights, schedule_of
+from meshwright.one_device import OneDevice
 from meshwright.runtime.data import RandomSource
 from meshwright.runtime.materialize import Weights
 from meshwright.runtime.virtual import VirtualCluster
@@ -82,8 +82,7 @@ def verify(
     wide = widen_compiled(rank_program)
     program = wide.program
     cluster = VirtualCluster(wide, weights, seed=seed, keep_gradients=True)
-    parameters, buffers = cluster.full_parameters(), cluster.full_buffers()
-    state: Mapping[str, Tensor] | None = None
+    reference = OneDevice(wide, weights, cluster.full_parameters(), cluster.full_buffers(), seed)
     loss = norm = 0.0
     gradients: dict[str, float] = {}
     updated: dict[str, float] = {}
@@ -92,11 +91,10 @@ def verify(
     for step in range(steps):
         batch = {name: t.to(program.batch[name].dtype) for name, t in batches(step).items()}
         values = scalars(step)
-        want = run_single(program, parameters, buffers, state, batch, seed, step, values)
+        want = reference.step(batch, values)
         got = cluster.step(batch, values)
-        parameters, buffers, state = want.parameters, want.buffers, want.state
-        loss = max(loss, _relative(got.loss, float(want.loss)))
-        norm = max(norm, _relative(got.norm or 0.0, float(want.norm)))
+        loss = max(loss, _relative(got.loss, want.loss))
+        norm = max(norm, _relative(got.norm or 0.0, want.norm))
         busy |= {name for name, x in want.gradients.items() if bool((x != 0).any())}
         _keep_largest(gradients, differences(cluster.full_gradients(), want.gradients))
         _keep_largest(updated, differences(cluster.full_parameters(), want.parameters))

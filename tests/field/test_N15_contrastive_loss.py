@@ -6,8 +6,8 @@ https://github.com/mlfoundations/open_clip/issues/616
 https://github.com/galilai-group/stable-pretraining/pull/409
 https://github.com/huggingface/transformers/issues/22252
 
-Over ranks the gather and its transpose follow from the graph. Over microbatches, which run one after another, the
-loss cannot be computed at all, and that is said.
+Over ranks the gather and its transpose follow from the graph. Over microbatches, which run one after another, they
+meet, if the loss is declared global; else it cannot be computed, and that is said.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.compiler.diagnostics import MeshwrightError, Origin
+from meshwright.compiler.passes.presets import preset
 from tests.field.against_one_device import Case, cluster_of, difference
 
 
@@ -61,6 +62,12 @@ def test_the_gradient_is_that_of_the_whole_batch(plan: str, samples: int) -> Non
 
 def test_two_ranks_with_four_samples() -> None:
     assert difference(case(4), "ddp=2", ranks=2) < 1e-11
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp=2,micro=2", 2), ("fsdp=2,micro=4", 2), ("fsdp=4,micro=2", 4)])
+def test_over_microbatches_that_meet(plan: str, ranks: int) -> None:
+    made = case(8)
+    assert difference(made, preset(f"{plan},separability=global", made.program), ranks) < 1e-11
 
 
 @pytest.mark.parametrize("plan", ["ddp=4", "fsdp=4"])

@@ -1,4 +1,4 @@
-"""Batch normalisation: statistics of the whole batch over all ranks, and a refusal where they cannot be had."""
+"""Batch normalisation: statistics of the whole batch over all ranks and, where that is declared, all microbatches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.diagnostics import MeshwrightError, Origin
+from meshwright.compiler.passes.presets import preset
 from tests.field.against_one_device import Case, cluster_of, difference
 
 
@@ -56,6 +57,33 @@ def test_global_statistics(make: object, plan: str) -> None:
     """Gradients, weights, and the running statistics, which are buffers."""
     made = make()  # type: ignore[operator]  # a factory of cases
     assert difference(made, plan) < 1e-11
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp=2,micro=2", 2), ("fsdp=2,micro=4", 2), ("ddp=4,micro=2", 4)])
+@pytest.mark.parametrize("make", [classifier, images])
+def test_global_statistics_over_microbatches(make: object, plan: str, ranks: int) -> None:
+    made = make()  # type: ignore[operator]  # a factory of cases
+    assert difference(made, preset(f"{plan},separability=global", made.program), ranks) < 1e-11
+
+
+def test_statistics_are_those_of_merged_groups() -> None:
+    """Groups of n samples, each with its mean and M2 (the sum of squared distances from it), merged by the formula."""
+    one = classifier()
+    cluster = cluster_of(one, preset("ddp=2,micro=2,separability=global", one.program), 2)
+    before = {name: b.clone() for name, b in cluster.full_buffers().items()}
+    first = one.model.first
+    with torch.no_grad():
+        groups = first(one.batches[0]["x"]).split([2, 2, 2, 2])
+    n, mean, m2 = 0, torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    for group in groups:
+        count, distance = len(group), group.mean(0) - mean
+        m2 = m2 + (group - group.mean(0)).square().sum(0) + distance.square() * n * count / (n + count)
+        mean = mean + distance * count / (n + count)
+        n += count
+    cluster.step(one.batches[0])
+    after = cluster.full_buffers()
+    torch.testing.assert_close(after["norm.running_mean"], 0.9 * before["norm.running_mean"] + 0.1 * mean)
+    torch.testing.assert_close(after["norm.running_var"], 0.9 * before["norm.running_var"] + 0.1 * m2 / (n - 1))
 
 
 def test_microbatches_are_refused_at_the_users_line() -> None:

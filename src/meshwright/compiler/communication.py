@@ -43,7 +43,7 @@ def graph_traffic(
     found: dict[tuple[str, tuple[str, ...]], list[tuple[int, int]]] = {}
     for item in graph.items:
         if isinstance(item.work, Message):
-            count = times * (repeats or {}).get(item.block, 1)
+            count = times // item.work.shared * (repeats or {}).get(item.block, 1)
             found.setdefault((item.work.kind, item.work.axes), []).append((count, item.work.payload))
     return [
         Traffic(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
-from meshwright.compiler.mesh import Dim, Mesh, Segment, Sharding, split
+from meshwright.compiler.mesh import MICRO, Dim, Mesh, Segment, Sharding, split
 
 StepKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shard", "owe", "resegment"]
 
@@ -46,8 +47,7 @@ def steps(source: Sharding, target: Sharding, mesh: Mesh) -> tuple[Step, ...]:
     # dims whose segments have no common refinement are gathered whole and cut anew
     for d in foreign:
         for i, segment in enumerate(path.here.dims[d]):
-            if segment.axes:
-                path.go("all_gather", path.cut(d, i, ()), axes=segment.axes, dim=d, segment=i)
+            path.join(d, i, segment.axes, 0)
         uncut = tuple(Segment(s.size) for s in goal[d])
         path.resegment((*path.here.dims[:d], uncut, *path.here.dims[d + 1 :]))
     path.cut_free()
@@ -143,9 +143,15 @@ class _Path:
 
     def gather(self) -> None:
         for d, i, segment in list(self.here.segments()):
-            keep = _common_prefix(segment.axes, self.goal[d][i].axes)
-            if len(keep) < len(segment.axes):
-                self.go("all_gather", self.cut(d, i, keep), axes=segment.axes[len(keep) :], dim=d, segment=i)
+            self.join(d, i, segment.axes, len(_common_prefix(segment.axes, self.goal[d][i].axes)))
+
+    def join(self, d: int, i: int, axes: tuple[str, ...], keep: int) -> None:
+        """Gather a segment over all but the outermost ``keep`` of its axes: over ranks and over microbatches apart,
+        since these come one after another."""
+        borders = [len(axes), *(n for at in (k for k, a in enumerate(axes) if a == MICRO) for n in (at + 1, at)), keep]
+        ends = sorted({n for n in borders if n >= keep}, reverse=True)
+        for end, start in pairwise(ends):
+            self.go("all_gather", self.cut(d, i, axes[:start]), axes=axes[start:end], dim=d, segment=i)
 
 
 def common_segments(a: Dim, b: Dim, mesh: Mesh) -> tuple[Dim, Dim] | None:

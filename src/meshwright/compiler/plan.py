@@ -81,6 +81,22 @@ class Recompute:
     every: int = 1
 
 
+Meaning = Literal["per microbatch", "per data rank", "global"]
+"""Over which samples something that couples the batch (a batch statistic, say) is computed."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What couplings of samples mean when the batch is cut into microbatches; the first entry that fits one counts.
+
+    ``pattern`` is read by :func:`pattern_expression` over what a coupling is called: the path of the module that it
+    stands in (``encoder.*.norm``), the line of its source (``model.py:31``), and its kind (``batch statistic``).
+    """
+
+    pattern: str
+    meaning: Meaning
+
+
 PIPE = "pipe"
 """The mesh axis along which the stages of a pipeline lie."""
 
@@ -152,6 +168,8 @@ class Plan:
     prefetch: int = 0
     """How many blocks ahead stored weights are gathered, beside the computation; 0: when they are needed. With 1 or
     more, gradients are reduced beside the computation too."""
+    separability: tuple[Declaration, ...] = ()
+    """Of what couples the samples of the batch. What no entry fits may not be cut into microbatches."""
     pipeline: Pipeline | None = None
     """Only where the mesh has the axis ``pipe``."""
     hashes: Hashes = field(default_factory=Hashes)

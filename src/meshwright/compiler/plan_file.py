@@ -11,6 +11,7 @@ from meshwright.compiler.diagnostics import Diagnostic, Span, error
 from meshwright.compiler.plan import PIPE, Hashes, Pipeline, Plan
 from meshwright.compiler.plan_reader import DTYPES, TABLES, PlanReader
 from meshwright.compiler.prediction_text import predicted_lines
+from meshwright.compiler.separability_text import separability_entries
 from meshwright.compiler.toml_text import TomlText, parse_toml
 
 
@@ -42,6 +43,9 @@ def plan_to_toml(plan: Plan) -> str:
     lines += [f"{kind} = {_list(getattr(plan.storage, kind))}" for kind in TABLES["storage"]]
     lines += ["", f"[precision]  # {', '.join(DTYPES)}"]
     lines += [f"{kind} = {_text(getattr(plan.precision, kind))}" for kind in TABLES["precision"]]
+    if plan.separability:
+        lines += ["", "[separability]  # what couplings of samples mean in microbatches; the first that fits counts"]
+        lines += [f"{_key(name)} = {_text(meaning)}" for name, meaning in separability_entries(plan.separability)]
     if plan.parameters:
         lines += [
             "",

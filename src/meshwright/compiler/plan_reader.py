@@ -12,6 +12,7 @@ from meshwright.compiler.pipeline_reader import read_pipeline
 from meshwright.compiler.plan import Hashes, ParameterPlan, Plan, Precision, Storage
 from meshwright.compiler.prediction_text import PREDICTED, read_predicted, read_reasons
 from meshwright.compiler.recompute_reader import read_numerics, read_offload, read_prefetch, read_recompute
+from meshwright.compiler.separability_text import read_separability
 from meshwright.compiler.toml_text import TomlText
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -20,7 +21,7 @@ DTYPES = ("fp64", "fp32", "bf16", "fp16")
 TABLES: dict[str, dict[str, type]] = {
     "": {"name": str, "batch": list, "sequence": list, "microbatches": int, "mesh": dict, "storage": dict,
          "precision": dict, "numerics": str, "parameters": list, "recompute": list, "offload": list, "prefetch": int,
-         "pipeline": dict, "made_for": dict, "predicted": dict, "reasons": list},
+         "pipeline": dict, "separability": dict, "made_for": dict, "predicted": dict, "reasons": list},
     "storage": {"parameters": list, "gradients": list, "state": list},
     "precision": {"compute": str, "weights": str, "reduce": str},
     "made_for": {"model": str, "torch": str, "cluster": str, "outline": str},
@@ -57,6 +58,7 @@ class PlanReader:
             recompute=read_recompute(self, top.get("recompute", [])),
             offload=read_offload(self, top.get("offload", [])),
             prefetch=read_prefetch(self, top.get("prefetch", 0)),
+            separability=read_separability(self, top.get("separability", {})),
             pipeline=read_pipeline(self, top.get("pipeline"), self.mesh),
             hashes=Hashes(**self._section(top, "made_for", lambda table, path: table[path[-1]])),
             name=top.get("name", ""),

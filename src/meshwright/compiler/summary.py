@@ -77,6 +77,8 @@ class Message:
     payload: int
     dtype: str = "f32"
     asynchronous: bool = False
+    shared: int = 1
+    """Microbatches that have it in common: it is sent once for so many runs of the graph."""
 
 
 @dataclass(frozen=True)

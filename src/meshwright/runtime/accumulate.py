@@ -109,6 +109,13 @@ class Taken:
         return True
 
 
+class AllTaken(Taken):
+    """As if all memory belonged to somebody: whatever is taken over is copied."""
+
+    def take(self, tensor: Tensor) -> bool:
+        return False
+
+
 def _own(value: Tensor, taken: Taken) -> Tensor:
     """``value`` in memory that nobody else has and that may be written; ``taken`` grows by it."""
     # an expanded tensor has several elements in one place, so writing into it is wrong as well

@@ -54,8 +54,8 @@ def _axes_of(arguments: Iterable[object], mesh: Mesh) -> Iterable[tuple[str, ...
     for argument in arguments:
         if isinstance(argument, str) and argument in mesh.names:
             yield (argument,)
-        elif isinstance(argument, (tuple, list)) and argument and all(a in mesh.names for a in argument):
-            yield tuple(str(a) for a in argument)
+        elif isinstance(argument, (tuple, list)) and argument and all(a in (MICRO, *mesh.names) for a in argument):
+            yield tuple(str(a) for a in argument if a != MICRO)
 
 
 class ProcessCommunicator:

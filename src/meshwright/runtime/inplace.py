@@ -28,7 +28,7 @@ class InPlaceUpdate:
     """What it returns: the outputs that are not written into an input (norm, results, new values of frozen inputs)."""
 
 
-class _InputsFromList(CodeGen):
+class InputsFromList(CodeGen):
     """Generates ``forward(self, inputs)`` that unpacks and empties the list."""
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
@@ -53,5 +53,5 @@ def update_in_place(graph: LocalGraph, frozen: Collection[Value] = ()) -> InPlac
         for target, source in way.written_back.get(node, ()):
             made.call_function(torch.ops.aten.copy_.default, (copies[target], kept.get(source, copies[source])))
     made.output(tuple(kept.get(n, copies[n]) for n in way.returned.values()))
-    made.set_codegen(_InputsFromList())
+    made.set_codegen(InputsFromList())
     return InPlaceUpdate(fx.GraphModule(graph.module, made), tuple(way.returned))

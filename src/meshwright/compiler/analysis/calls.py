@@ -21,7 +21,7 @@ from meshwright.compiler.graph.functions import COLLECTIVES
 from meshwright.compiler.graph.pending import Kind, Work
 from meshwright.compiler.graph.shapes import Shapes
 from meshwright.compiler.graph.trial import tensor
-from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.mesh import MICRO, Mesh
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ Event = Call | int
 
 class Recorder:
     """A communicator that answers with the right shapes and keeps what it is asked for, as ``events``. Collectives over
-    a single rank are none. The mesh may have the axis ``micro``."""
+    a single rank are none, and so are those over the axis ``micro`` alone, which the mesh may have."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -72,7 +72,7 @@ class Recorder:
         return self._begin(name, x, axes, self._shapes.begin(kind, x, axes, reduction).wait())
 
     def _begin(self, name: str, x: Tensor, axes: tuple[str, ...], result: Tensor) -> Work:
-        over = tuple(axis for axis, size in self.mesh.axes if axis in axes and size > 1)
+        over = tuple(axis for axis, size in self.mesh.axes if axis in axes and axis != MICRO and size > 1)
         if not over:
             return _Recorded(result, [], 0)
         self.events.append(Call(name, over, short_name(x.dtype), x.numel()))

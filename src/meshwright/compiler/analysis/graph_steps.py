@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from meshwright.compiler.analysis.calls import Call, Event, asked
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh
 
@@ -44,6 +45,23 @@ def steps_of(graph: LocalGraph, mesh: Mesh, order: Iterable[fx.Node] | None = No
     return Steps(tuple(reader.steps), reader.needs(reader.sources(output)))
 
 
+def steps_in_rounds(graph: LocalGraph, mesh: Mesh) -> tuple[tuple[Steps, ...], tuple[Steps, ...]]:
+    """The steps of each microbatch in each of its rounds, and of the meetings between them; see :mod:`meeting`."""
+    reader = _Reader()
+    rounds: list[Steps] = []
+    meetings: list[Steps] = []
+    for node in graph.module.graph.nodes:
+        if meets(node):
+            rounds.append(reader.taken())
+            meetings.append(steps_from(asked(node, mesh)))
+        elif node.op == "call_function":
+            reader.call(node, mesh)
+    (output,) = graph.module.graph.find_nodes(op="output")
+    last = reader.needs(reader.sources(output))
+    rounds.append(replace(reader.taken(), last=last))
+    return tuple(rounds), tuple(meetings)
+
+
 def steps_from(events: Sequence[Event]) -> Steps:
     """The steps of something else that communicates; its collectives are numbered."""
     reader = _Reader()
@@ -59,6 +77,11 @@ class _Reader:
         self._made_of: dict[fx.Node, int] = {}
         self._begun: dict[fx.Node, int] = {}
         self._needed = 0
+
+    def taken(self) -> Steps:
+        """The steps since the last that were taken."""
+        found, self.steps = Steps(tuple(self.steps), ()), []
+        return found
 
     def sources(self, node: fx.Node) -> int:
         """The collectives that what a node reads is computed from."""

@@ -17,7 +17,8 @@ from torch import fx
 from meshwright.compiler.analysis.shaped import Shaped, shaped
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.dtypes import dtype_named
-from meshwright.compiler.mesh import Mesh, Segment, ceil_div
+from meshwright.compiler.graph.meeting import axes_of, meets
+from meshwright.compiler.mesh import MICRO, Mesh, Segment, ceil_div
 from meshwright.compiler.summary import Kernel, KernelKind, Message, MessageKind
 
 Work = Kernel | Message
@@ -86,7 +87,9 @@ def sending(node: fx.Node, mesh: Mesh) -> Sending:
     arguments: tuple[Any, ...] = node.args
     made = Sending(mesh, node.target in collectives.BEGINS)
     name = getattr(node.target, "__name__", "")
-    if name in _LISTS:
+    if meets(node):
+        _meet(made, node, shaped(arguments[0]))
+    elif name in _LISTS:
         operands = [shaped(n) for n in arguments[0]]
         run: Any = _LISTS[name]
         run(made, operands, *arguments[1:])
@@ -244,6 +247,21 @@ def _owe(made: Sending, x: Shaped, *_: Any) -> None:
     # zeros on all ranks but the first
     made.copy(x.bytes, "owe", x.dtype)
     made.result(x.bytes)
+
+
+def _meet(made: Sending, node: fx.Node, x: Shaped) -> None:
+    """Microbatches meet on the device itself: each adds its part to a total, or to what is joined; what is still owed
+    over ranks is paid once for all of them."""
+    if node.target is not collectives.all_reduce:
+        joined = node.target in (collectives.all_gather, collectives.all_to_all)
+        made.copy(x.bytes, "join" if joined else "add", x.dtype, "copy" if joined else "elementwise")
+        made.result(shaped(node).bytes)
+        return
+    made.result(x.bytes)
+    made.copy(x.bytes, "add", x.dtype, "elementwise")
+    axes = tuple(axis for axis in axes_of(node) if axis != MICRO)
+    if made.mesh.size(*axes) > 1:
+        made.works.append(Message("all-reduce", axes, x.bytes, x.dtype, shared=made.mesh.size(MICRO)))
 
 
 def _all_gather_many(

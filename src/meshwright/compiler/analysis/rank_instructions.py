@@ -3,13 +3,13 @@ their messages, loss, update, norm. The executors of the runtime do just this.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 
 from meshwright.compiler.analysis.calls import Event, asked_by
-from meshwright.compiler.analysis.graph_steps import Steps, steps_from, steps_of
+from meshwright.compiler.analysis.graph_steps import Steps, steps_from, steps_in_rounds, steps_of
 from meshwright.compiler.analysis.inplace import order_of
 from meshwright.compiler.analysis.rank_writer import RankWriter
 from meshwright.compiler.analysis.two_holders import put_together
@@ -37,15 +37,26 @@ def rank_instructions(compiled: Compiled, *, finite: bool = True) -> RankProgram
         return RankPrograms(compiled.mesh, (PIPE,), tuple(_of_pipe(compiled, mesh, finite)))
     writer = RankWriter(0, 1)
     writer.run(steps_of(compiled.prologue, mesh), PROLOGUE, (), (PROLOGUE,))
-    micro = steps_of(compiled.micro, mesh)
     made = tuple(f"microbatch {number}" for number in range(compiled.plan.microbatches))
-    for name in made:
-        writer.run(micro, name, (PROLOGUE,), (name,))
+    _microbatches(writer, compiled.micro, mesh, made)
     writer.run(steps_from(_paid_loss(compiled.micro, compiled.mesh)), LOSS, made)
     if not finite:
         _find_guilty(writer, compiled.micro, compiled.mesh)
     writer.run(steps_of(compiled.update, mesh, order_of(compiled.update)), UPDATE, made)
     return RankPrograms(compiled.mesh, (), (tuple(writer.program),))
+
+
+def _microbatches(writer: RankWriter, micro: LocalGraph, mesh: Mesh, made: Sequence[str]) -> None:
+    """All microbatches, which go together from one of their meetings to the next; see :mod:`meeting`."""
+    rounds, meetings = steps_in_rounds(micro, mesh)
+    needs = PROLOGUE
+    for number, steps in enumerate(rounds):
+        there = made if number == len(meetings) else tuple(f"{name} at meeting {number}" for name in made)
+        for name, gives in zip(made, there, strict=True):
+            writer.run(steps, name, (needs,), (gives,))
+        if number < len(meetings):
+            needs = f"what meeting {number} has made"
+            writer.run(meetings[number], f"meeting {number}", there, (needs,))
 
 
 def _of_pipe(compiled: PipelineProgram, mesh: Mesh, finite: bool) -> Iterator[Program]:

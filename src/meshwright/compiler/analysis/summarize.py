@@ -21,6 +21,7 @@ from meshwright.compiler.analysis.kernels import Known, kernel
 from meshwright.compiler.analysis.lifetimes import buffers, deposited, nodes_of
 from meshwright.compiler.analysis.messages import unpacking
 from meshwright.compiler.analysis.storage import Storages, storages, tensor_bytes
+from meshwright.compiler.analysis.waiting import waiting
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.program import StepProgram, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
@@ -62,7 +63,8 @@ def summarize(rank_program: RankProgram, repeats: Mapping[str, int] | None = Non
         for b in prologue.buffers
         if 0 <= b.born < b.last == end
     ]
-    micro = replace(micro, buffers=(*passed_on, *micro.buffers))
+    others = waiting(rank_program.micro, micro, plan.microbatches, repeats)
+    micro = replace(micro, buffers=(*passed_on, *micro.buffers, *others))
     program = rank_program.program
     integers = [math.prod(s.shape) for s in program.batch.values() if not s.dtype.is_floating_point]
     return RankSummary(

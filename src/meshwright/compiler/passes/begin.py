@@ -11,6 +11,7 @@ from torch import fx
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.mesh import Mesh, Segment
 
@@ -54,7 +55,7 @@ def can_begin(node: fx.Node, mesh: Mesh) -> bool:
     """Whether a node is a collective that may run beside the computation."""
     if node.target in _MANY:
         return True
-    if node.target not in _SINGLE:
+    if node.target not in _SINGLE or meets(node):
         return False
     if node.target is collectives.all_reduce:
         return len(node.args) < 3 or node.args[2] != "logsumexp"

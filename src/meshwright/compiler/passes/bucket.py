@@ -17,6 +17,7 @@ from torch import fx
 
 from meshwright.compiler.analysis.free import free_values
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Segment
@@ -78,7 +79,7 @@ def _runs(nodes: Iterable[fx.Node], mesh: Mesh) -> list[tuple[_Key, list[fx.Node
 
 
 def _key(node: fx.Node, mesh: Mesh) -> _Key | None:
-    if node.target not in _JOINED:
+    if node.target not in _JOINED or meets(node):
         return None
     note = annotation(node)
     source = node.all_input_nodes[0]

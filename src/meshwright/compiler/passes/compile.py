@@ -15,6 +15,7 @@ from meshwright.compiler.graph.program import Graph, StepProgram, Value, annotat
 from meshwright.compiler.graph.rank_program import Layout, LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.passes.bucket import bucket
+from meshwright.compiler.passes.declared import NOTHING, Meanings
 from meshwright.compiler.passes.in_turn import in_turn
 from meshwright.compiler.passes.known_graphs import KnownGraphs
 from meshwright.compiler.passes.layouts import batch_sharding, check_plan, layouts
@@ -23,6 +24,7 @@ from meshwright.compiler.passes.offload import offload
 from meshwright.compiler.passes.overlap import overlap
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
+from meshwright.compiler.passes.separability.check import by_line, check_declared
 from meshwright.compiler.passes.verify_owed import verify_owed
 from meshwright.compiler.passes.verify_shapes import verify_shapes
 from meshwright.compiler.passes.widen_reductions import Widening, for_update, widen_reductions, widening_of
@@ -47,6 +49,7 @@ def compile_step(
     Raises MeshwrightError (E03xx) where the plan cannot be followed.
     """
     check_plan(program, plan)
+    check_declared(program, plan)
     layout = layouts(program, plan)
     state = {name: _state_sharding(name, program, layout) for name in program.state}
     known = known or KnownGraphs()
@@ -61,6 +64,7 @@ def compile_step(
         sequence=frozenset(plan.sequence),
         prefetch=plan.prefetch,
         widening=widening,
+        meanings=Meanings(by_line(program, plan.separability), plan.batch),
     )
     if widening is not None:
         widening = for_update(widening, program.micro, micro)
@@ -90,12 +94,21 @@ def _local(
     prefetch: int = 0,
     on_host: tuple[Offload, ...] = (),
     widening: Widening | None = None,
+    meanings: Meanings = NOTHING,
     raw: bool,
 ) -> LocalGraph:
     """The graph of a rank."""
 
     def make() -> LocalGraph:
-        placed = propagate(graph, mesh, placement, sequence=sequence, whole_contractions=whole_contractions, warn=_warn)
+        placed = propagate(
+            graph,
+            mesh,
+            placement,
+            sequence=sequence,
+            whole_contractions=whole_contractions,
+            warn=_warn,
+            meanings=meanings,
+        )
         if verify:
             verify_owed(placed, mesh)
         made = verify_shapes(lower(placed, mesh), mesh, meta=not verify)
@@ -104,7 +117,7 @@ def _local(
         made = in_turn(made)
         return made if raw else finished(made, mesh, prefetch=prefetch, on_host=on_host, meta=not verify)
 
-    options = (verify, widening, sequence, whole_contractions, prefetch, on_host, raw)
+    options = (verify, widening, sequence, whole_contractions, prefetch, on_host, meanings, raw)
     return known.local(graph, mesh, placement, options, make)
 
 

@@ -1,11 +1,18 @@
-"""Bringing a value into another sharding: one ``redistribute`` for all readers that can share it."""
+"""Bringing a value into another sharding: one ``redistribute`` for all readers that can share it.
+
+Where a plan declares that each group of the batch (a microbatch, or a rank's part of one) stands for the whole,
+nothing is reduced over the groups: a group's sum, times their number, is taken for the sum over the batch. Such a value
+differs from group to group, and what is made of it counts as its mean over the groups. Gradients obey the same rule,
+since multiplying by the number of groups is its own transpose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from meshwright.compiler.diagnostics import error
@@ -13,7 +20,8 @@ from meshwright.compiler.graph.calls import op_call
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.graph.redistribute import redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
-from meshwright.compiler.mesh_paths import steps
+from meshwright.compiler.mesh_paths import Step, steps
+from meshwright.compiler.passes.declared import NOTHING, Meanings
 from meshwright.compiler.passes.placement import Placed
 from meshwright.compiler.passes.proposals import Priority
 from meshwright.compiler.rules import rule_of
@@ -26,10 +34,14 @@ class Moves:
     for backward; a gathered weight by those of one block and phase. What has been paid is never paid again.
     """
 
-    def __init__(self, graph: fx.Graph, mesh: Mesh, sequence: frozenset[str]) -> None:
-        self._graph = graph
+    def __init__(self, graph: fx.Graph, mesh: Mesh, sequence: frozenset[str], meanings: Meanings = NOTHING) -> None:
+        self.graph = graph
         self._mesh = mesh
         self._sequence = sequence
+        self._meanings = meanings
+        self._groups = frozenset(a for a in meanings.groups if a in mesh.names and mesh.size(a) > 1)
+        self._varies: dict[fx.Node, frozenset[str]] = {}
+        """By value: the axes over which groups have different ones, though it is neither cut nor owed there."""
         self._moved: dict[tuple[fx.Node, Sharding, str], Placed] = {}
         self._paid: dict[fx.Node, Placed] = {}
 
@@ -37,28 +49,49 @@ class Moves:
         """The value, or the copy of it whose owed sums have been paid already."""
         return self._paid.get(placed.node, placed)
 
+    def derive(self, made: fx.Node, sources: Iterable[fx.Node], results: Sequence[Sharding | None]) -> None:
+        """Note over which axes what is made of ``sources`` differs from group to group."""
+        varies = frozenset(axis for source in sources for axis in self._varies.get(source, ()))
+        if varies:
+            known = [{*s.axes, *s.owed} for s in results if s is not None]
+            self._varies[made] = varies - frozenset.intersection(*map(frozenset, known))
+
+    def mean_of_groups(self, placed: Placed) -> Placed:
+        """A value that leaves the graph: of one that differs from group to group, the mean, as an owed sum."""
+        varies = self._varies.get(placed.node, frozenset()) - placed.sharding.axes - placed.sharding.owed
+        if not varies:
+            return placed
+        owing = placed.sharding.owing([*placed.sharding.partial, *((axis, "sum") for axis in varies)])
+        return self._times(placed, 1 / self._mesh.size(*varies), owing, placed.node)
+
     def move(self, placed: Placed, target: Sharding, user: fx.Node, final: bool = False) -> Placed:
         """The value lying as ``target`` for ``user``; ``final``: it leaves the graph so.
 
-        Raises E0305 when a value would have to be reduced or gathered over microbatches.
+        Raises E0305 when a value would have to be reduced or gathered over microbatches, where nothing is declared of
+        that; E0767 where it would have to be gathered over groups of which each stands for the batch.
         """
-        source, target = placed.sharding.canonical(self._mesh), target.canonical(self._mesh)
-        path = [s for s in steps(source, target, self._mesh) if s.kind != "resegment"]
-        if not path:
+        target = target.canonical(self._mesh)
+        found = self._path(placed, target)
+        if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in found):
+            self._check(placed.node, user)
+        if self._groups and not final and found:
+            placed = self._in_groups(placed, target, user)
+            found = self._path(placed, target)
+        if not found:
             return placed
+        source = placed.sharding.canonical(self._mesh)
         pays = bool(source.owed - target.owed)
         where = "" if pays else _shared_by(user, storage=Priority.STORAGE in placed.priority.values())
         key = (placed.node, target, where)
         if key in self._moved:
             return self._moved[key]
-        if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in path):
-            raise _coupled(placed.node, user)
-        made = self._graph.call_function(redistribute, (placed.node, str(source), str(target)))
+        made = self.graph.call_function(redistribute, (placed.node, str(source), str(target)))
         note, reader = annotation(placed.node), annotation(user)
         made.meta["val"] = placed.node.meta.get("val")
         # a sum is paid by the block that owes it, a weight gathered by the one that needs it: so every block does alike
         block = note.block if pays and placed.node.op != "placeholder" else reader.block
         made.meta["meshwright"] = replace(note, sharding=target, phase=reader.phase, block=block)
+        self.derive(made, [placed.node], (target,))
         if final:
             # at once, so that a gradient is cut as soon as it is there and the whole one is freed
             placed.node.append(made)
@@ -69,6 +102,44 @@ class Moves:
         if pays and not target.owed and not final:
             self._paid[placed.node] = moved
         return moved
+
+    def _path(self, placed: Placed, target: Sharding) -> list[Step]:
+        source = placed.sharding.canonical(self._mesh)
+        return [s for s in steps(source, target, self._mesh) if s.kind != "resegment"]
+
+    def _check(self, node: fx.Node, user: fx.Node) -> None:
+        if not self._meanings.may_couple(user):
+            raise _coupled(node, user)
+
+    def _in_groups(self, placed: Placed, target: Sharding, user: fx.Node) -> Placed:
+        """The value with what it owes over groups taken from its own group alone; a mean of groups owed, where that is
+        wanted of it. What is left to do does not concern groups."""
+        source = placed.sharding
+        owed = {(axis, op) for axis, op in source.partial if axis in self._groups and (axis, op) not in target.partial}
+        varies = self._varies.get(placed.node, frozenset())
+        owes = {axis for axis, _ in target.partial - source.partial} & varies
+        scale = self._mesh.size(*(a for a, op in owed if op == "sum")) / self._mesh.size(*owes)
+        partial = (source.partial - owed) | {(axis, "sum") for axis in owes}
+        if owed or owes:
+            key = (placed.node, Sharding(source.dims, partial), "in groups")
+            if key not in self._moved:
+                self._moved[key] = self._times(placed, scale, key[1], user)
+                self._varies[self._moved[key].node] = (varies | {a for a, _ in owed}) - owes
+            placed = self._moved[key]
+        between = {axis for s in self._path(placed, target) for axis in s.axes if s.kind not in ("all_reduce", "owe")}
+        cut = {axis for s in self._path(placed, target) if s.kind == "shard" for axis in s.axes}
+        gathers = between - cut - {a for a in between if a in placed.priority and placed.weight}
+        if gathers & self._groups & source.axes or cut & varies or any(op == "logsumexp" for _, op in owed):
+            raise _not_in_groups(placed.node, user)
+        return placed
+
+    def _times(self, placed: Placed, scale: float, sharding: Sharding, user: fx.Node) -> Placed:
+        made = self.graph.call_function(torch.ops.aten.mul.Tensor, (placed.node, scale))
+        placed.node.append(made)
+        made.meta["val"] = placed.node.meta.get("val")
+        note, reader = annotation(placed.node), annotation(user)
+        made.meta["meshwright"] = replace(note, sharding=sharding, phase=reader.phase)
+        return Placed(made, sharding, self._priority(placed.priority, sharding))
 
     def _priority(self, before: Mapping[str, Priority], target: Sharding) -> dict[str, Priority]:
         return {a: before.get(a, Priority.SOFT if a in self._sequence else Priority.HARD) for a in target.axes}
@@ -88,12 +159,24 @@ def _coupled(node: fx.Node, user: fx.Node) -> Exception:
             "E0305",
             f"{name} has no rule, so it runs on whole operands, and the step cannot be cut into microbatches",
             annotation(user).origin,
-            "use microbatches = 1, replace the operation, or write a rule for it (docs/add-an-op.md)",
+            "use microbatches = 1, declare separability = global, or write a rule for it (docs/add-an-op.md)",
         )
     return error(
         "E0305",
         f"{name} needs the whole batch at once, so the step cannot be cut into microbatches",
         annotation(user).origin,
-        "use microbatches = 1, or make the loss a sum over samples",
+        "use microbatches = 1, or declare what it means in microbatches: separability = global (docs/separability.md)",
         (f"the value {node.name} couples samples of different microbatches",),
+    )
+
+
+def _not_in_groups(node: fx.Node, user: fx.Node) -> Exception:
+    target: Any = user.target
+    name = getattr(target, "overloadpacket", getattr(target, "__name__", target))
+    return error(
+        "E0767",
+        f"{name} needs each sample of the batch, so a group of the batch cannot stand for the whole here",
+        annotation(user).origin,
+        "declare it global",
+        (f"the value {node.name} holds samples of other groups",),
     )

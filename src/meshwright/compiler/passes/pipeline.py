@@ -8,8 +8,9 @@ from typing import Any
 
 from meshwright.compiler import collector
 from meshwright.compiler.diagnostics import error, suggestion
+from meshwright.compiler.graph.meeting import meeting_places
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
-from meshwright.compiler.graph.program import StepProgram, Value
+from meshwright.compiler.graph.program import StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.graph.stage_messages import rank_programs
 from meshwright.compiler.mesh import Mesh
@@ -99,6 +100,10 @@ def _stages(
     whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
 ) -> tuple[Stage, ...]:
     micro, update = whole.micro, whole.update
+    for node in meeting_places(micro.module.graph):
+        message = "microbatches meet here, since this is declared global, and in a pipeline they go one after another"
+        action = "leave the pipeline out, or declare it per microbatch"
+        raise error("E0766", message, annotation(node).origin, action)
     assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
     passes = split(micro, assigned)
     home = {name: found[0] for name, found in assigned.weights.items() if found}

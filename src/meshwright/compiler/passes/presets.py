@@ -20,6 +20,8 @@
 ``pp=n``         axis ``pipe``: blocks are cut by depth into n stages, or more with ``virtual``
 ``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out
 ``virtual=n``    stages on each rank; if it is left out, as many as the schedule is made for
+``separability=m``  what couplings of samples mean in microbatches: ``global``, ``per-microbatch``
+                 or ``per-data-rank``
 ===============  =====================================================================
 
 One axis may leave its size out; it takes the ranks that the others leave.
@@ -52,6 +54,7 @@ from meshwright.compiler.plan import (
 )
 from meshwright.compiler.recompute_reader import POLICIES
 from meshwright.compiler.schedules import catalogue
+from meshwright.compiler.separability_text import declarations
 
 _AXES = {"ddp": "replica", "zero1": "data", "zero2": "data", "zero3": "data", "fsdp": "data", "tp": "tensor"}
 _AXES |= {"pp": PIPE}
@@ -59,14 +62,16 @@ _FLAGS = ("sp", "micro", "recompute", "selective", "prefetch", "offload", "virtu
 _NUMBERED = ("micro", "recompute", "selective", "prefetch", "virtual")
 _SCHEDULE = "schedule"
 _NUMERICS = "numerics"
+_SEPARABILITY = "separability"
 _SAVES: dict[str, Save] = {"recompute": "nothing", "selective": "matmuls"}
 
 
 def preset(text: str, program: StepProgram, ranks: int | None = None, precision: Precision | None = None) -> Plan:
     """The plan that a preset names, for this program. Raises E0307 for words it does not know, sizes that
     do not fit the ranks, or axes named twice."""
-    text, schedule = _take_word(text, _SCHEDULE)
-    text, policy = _take_word(text, _NUMERICS)
+    text, schedule = _take(_SCHEDULE, text)
+    text, policy = _take(_NUMERICS, text)
+    text, meaning = _take(_SEPARABILITY, text)
     sizes, flags = _parse(text, ranks)
     batch = tuple(axis for axis in ("replica", "data") if any(_AXES[w] == axis for w in sizes))
     pipeline = _pipeline(text, sizes, flags, schedule, program)
@@ -88,6 +93,7 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         gradients=data if sizes.keys() & {"fsdp", "zero3", "zero2"} else (),
         state=data if sizes.keys() & {"fsdp", "zero3", "zero2", "zero1"} else (),
     )
+    said_apart = ((_SCHEDULE, schedule), (_NUMERICS, policy), (_SEPARABILITY, meaning))
     return Plan(
         mesh=Mesh(tuple(mesh_axes)),
         batch=batch,
@@ -100,9 +106,10 @@ def preset(text: str, program: StepProgram, ranks: int | None = None, precision:
         recompute=_recompute(flags, program),
         offload=("state",) if "offload" in flags else (),
         prefetch=flags.get("prefetch", 0),
+        separability=declarations(meaning or None),
         pipeline=pipeline,
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
-        name=",".join(filter(None, [text, schedule and f"schedule={schedule}", policy and f"numerics={policy}"])),
+        name=",".join(filter(None, [text, *(f"{word}={said}" for word, said in said_apart if said)])),
     )
 
 
@@ -116,8 +123,8 @@ def _policy(word: str) -> Numerics:
     return "warn"
 
 
-def _take_word(text: str, word: str) -> tuple[str, str]:
-    """The text without the word ``schedule=...``, say, and what it says; empty if it is not there."""
+def _take(word: str, text: str) -> tuple[str, str]:
+    """The text without the word ``word=...``, and what it says; empty if it is not there."""
     found = re.search(rf"(?:^|(?<=,))\s*{word}\s*=\s*([\w-]+)\s*(?:,|$)", text)
     if found is None:
         return text, ""
@@ -198,6 +205,9 @@ def _word_and_number(item: str) -> tuple[str, int]:
         raise error("E0307", f"'{item}' needs the name of a schedule", None, "write schedule=1f1b, say")
     if word == _NUMERICS:
         raise error("E0307", f"'{item}' needs a policy", None, "write numerics=safe, say")
+    if word == _SEPARABILITY:
+        message = f"'{item}' needs what couplings of samples mean"
+        raise error("E0307", message, None, "write separability=global, say")
     if word not in _AXES and word not in _FLAGS:
         known = [*_AXES, *_FLAGS, _SCHEDULE, _NUMERICS]
         raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, known))

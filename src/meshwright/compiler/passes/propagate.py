@@ -17,6 +17,7 @@ from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, Value, annotation
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
+from meshwright.compiler.passes.declared import NOTHING, Meanings
 from meshwright.compiler.passes.moves import Moves
 from meshwright.compiler.passes.placement import DECISION, Chosen, Placed, Placement
 from meshwright.compiler.passes.proposals import Held, Priority
@@ -35,26 +36,34 @@ def propagate(
     sequence: frozenset[str] = frozenset(),
     whole_contractions: bool = False,
     warn: Warn | None = None,
+    meanings: Meanings = NOTHING,
 ) -> Graph:
     """Propagate shardings from the placement of the inputs through the graph.
 
     ``sequence`` are the axes of sequence sharding. ``whole_contractions`` runs every contraction on
-    whole operands (optimizers with whole-matrix rules). ``warn`` is told of ops without a rule.
-    Raises E0305 when a value would have to be reduced or gathered over microbatches.
+    whole operands (optimizers with whole-matrix rules). ``warn`` is told of ops without a rule. ``meanings``: what
+    is declared of ops that couple samples. Raises E0305 when a value would have to be reduced or gathered over
+    microbatches where nothing is.
     """
     questions = Questions(mesh, sequence, whole_contractions, warn or (lambda text: None))
-    return _Propagation(graph, mesh, placement, sequence, questions).run()
+    return _Propagation(graph, mesh, placement, questions, Moves(fx.Graph(), mesh, sequence, meanings), sequence).run()
 
 
 class _Propagation:
     def __init__(
-        self, graph: Graph, mesh: Mesh, placement: Placement, sequence: frozenset[str], questions: Questions
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        placement: Placement,
+        questions: Questions,
+        moves: Moves,
+        sequence: frozenset[str],
     ) -> None:
         self.graph = graph
         self.placement = placement
         self.questions = questions
-        self.new = fx.Graph()
-        self.moves = Moves(self.new, mesh, sequence)
+        self.new = moves.graph
+        self.moves = moves
         self.sequence = sequence
         self.placed: dict[fx.Node, tuple[Placed | None, ...]] = {}
         self.wanted = wanted_shardings(graph, mesh, placement.wanted)
@@ -97,6 +106,7 @@ class _Propagation:
         if call.name == "meshwright.total.default":
             total = total_by_groups(self.new, call, node, operands, self.moves, lambda n, s: _annotate(n, node, s))
             if total is not None:
+                self.moves.derive(total.node, total.node.all_input_nodes, (total.sharding,))
                 return (total,)
         alone = len(node.users) == 1
         if is_sum(call):
@@ -134,6 +144,7 @@ class _Propagation:
         decision = self.questions.decision(call, held, self.wanted.get(node, ()), keep, widens(node, call))
         moved = [self.moves.move(p, t, node).node for p, t in zip(operands, decision.operands, strict=True)]
         copy = emit(self.new, unchanged(call), moved, _no_offset)
+        self.moves.derive(copy, moved, decision.results)
         copy.meta = {**node.meta, DECISION: Chosen(call, rule, decision)}
         if len(decision.results) == 1 and decision.results[0] is not None:
             _annotate(copy, node, decision.results[0])
@@ -164,6 +175,7 @@ class _Propagation:
         placed = self.placed[source][index]
         assert placed is not None, f"{node} takes a result that {source} does not return"
         copy = self.new.node_copy(node, lambda n: placed.node)
+        self.moves.derive(copy, [placed.node], (placed.sharding,))
         return replace(placed, node=_annotate(copy, node, placed.sharding))
 
     def _place_outputs(self) -> None:
@@ -174,7 +186,11 @@ class _Propagation:
                 continue
             may_owe = value in self.placement.may_owe
             placed = self._only(node) if may_owe else self.moves.paid(self._only(node))
+            placed = self.moves.mean_of_groups(placed)
             target = self.placement.outputs.get(value) or Sharding.whole(placed.sharding.shape)
+            if value.kind == "buffer":
+                # microbatches read it as it was when the step began, so it may be added up to the end of the step
+                target = target.owing(p for p in placed.sharding.partial if p[0] == MICRO)
             if may_owe:
                 owed = [p for p in placed.sharding.partial if p[0] not in target.axes]
                 pays = self.placement.pays.get(value, frozenset()).issuperset(axis for axis, _ in owed)

@@ -79,6 +79,7 @@ class Realiser:
             recompute=self._recompute(candidate) if recompute is None else recompute,
             offload=("state",) if candidate.offload else (),
             prefetch=candidate.prefetch,
+            separability=self._pins.separability or (),
             pipeline=pipeline,
             hashes=Hashes(model=self.program.fingerprint, torch=torch.__version__),
             name=candidate.text,

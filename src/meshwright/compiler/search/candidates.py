@@ -78,6 +78,8 @@ def _pipelines(
 
 def pipe_degrees(facts: ProgramFacts, ranks: int, pins: Pins) -> list[int]:
     """Over how many ranks the model may be cut by depth."""
+    if facts.coupled or facts.meets:
+        return []
     if pins.pipe is not None:
         return [pins.pipe] if pins.pipe > 1 and ranks % pins.pipe == 0 and pins.pipe <= facts.depth else []
     return [n for n in divisors(ranks) if 1 < n <= min(facts.depth, MOST_PIPE)]
@@ -177,6 +179,8 @@ def microbatch_counts(batch: int, ranks: int) -> list[int]:
 
 def _counts(ranks: int, facts: ProgramFacts, pins: Pins) -> list[int]:
     pinned = pins.microbatches
+    if facts.coupled:
+        return [1] if facts.batch >= ranks and pinned in (None, 1) else []
     if pinned is None:
         return microbatch_counts(facts.batch, ranks)
     return [pinned] if facts.batch % pinned == 0 and facts.batch // pinned >= ranks else []

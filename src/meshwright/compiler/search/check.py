@@ -184,6 +184,16 @@ def _batch(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
     least = (pins.replica or 1) * (pins.data or 1)
     least = max(least, ranks // tensor)
     micro = pins.microbatches
+    if micro is not None and micro > 1 and facts.coupled:
+        message = (
+            f"'{pins.word('microbatches')}': the batch cannot be cut, its samples couple in {', '.join(facts.coupled)}"
+        )
+        action = "declare what that means (separability=global, say), or use micro=1"
+        return Diagnostic("E0436", message, pins.place("microbatches"), action)
+    if pins.pipelined and (facts.coupled or facts.meets):
+        message = f"'{pins.word('pipe')}': a pipeline cannot run, for samples couple in "
+        message += ", ".join(facts.coupled or facts.meets)
+        return Diagnostic("E0766", message, pins.place("pipe"), "leave the pipeline out, or declare it per microbatch")
     if micro is not None and facts.batch % micro:
         message = (
             f"'{pins.word('microbatches')}': a batch of {facts.batch} samples cannot be cut into {micro} microbatches"

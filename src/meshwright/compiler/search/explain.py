@@ -31,6 +31,7 @@ def reasons(found: Search) -> list[str]:
         chain += pipelines(found)
     chain += [
         *_memory_savers(found, best),
+        _coupled(found.facts),
         _uneven(best, found.facts),
         _pinned(found),
         _choice(found, best),
@@ -49,6 +50,18 @@ def runner_up(found: Search) -> Priced | None:
         lambda p: True,
     ]
     return next((p for test in tests for p in others if test(p)), None)
+
+
+def _coupled(facts: ProgramFacts) -> str:
+    """Why the batch is not cut into microbatches, or why there is no pipeline."""
+    if facts.coupled:
+        return (
+            f"The batch is not cut into microbatches: samples couple in {', '.join(facts.coupled)}, and nothing is "
+            "declared of what that means there."
+        )
+    if facts.meets:
+        return f"Microbatches meet in {', '.join(facts.meets)}, which is declared global, so there is no pipeline."
+    return ""
 
 
 def _one_device(found: Search) -> str:

@@ -42,6 +42,12 @@ class ProgramFacts:
     cuts: Mapping[str, int] = field(default_factory=dict)
     """What tensor parallelism may cut, and its size: ``heads``, ``inner`` (the width of an MLP), ``vocabulary``."""
 
+    coupled: tuple[str, ...] = ()
+    """What couples samples without a declared meaning, so that the batch cannot be cut into microbatches: its lines and
+    kinds."""
+    meets: tuple[str, ...] = ()
+    """What is declared to be global, where microbatches meet, so that there can be no pipeline."""
+
     @property
     def depth(self) -> int:
         """How many repeated blocks there are."""

@@ -16,6 +16,7 @@ from meshwright.compiler.recompute_reader import POLICIES
 from meshwright.compiler.schedules.catalogue import modules
 from meshwright.compiler.search.candidate import SAVES
 from meshwright.compiler.search.pins import Pins
+from meshwright.compiler.separability_text import declarations
 
 WORDS = (
     "ddp",
@@ -36,6 +37,7 @@ WORDS = (
     "schedule",
     "virtual",
     "by-stage",
+    "separability",
 )
 """The words of a pin; ``no`` before some of them denies them."""
 _DENIED: dict[str, dict[str, object]] = {
@@ -84,6 +86,8 @@ def _one(item: str, place: Span | None) -> dict[str, object]:
             raise error("E0430", f"'no {word}' says nothing", place, f"one can deny {', '.join(_DENIED)}")
         return dict(_DENIED[word])
     match word:
+        case "separability":
+            return {"separability": declarations(value)}
         case "sp" | "offload" | "by-stage":
             if equals:
                 raise error("E0431", f"'{item}': {word} takes no number", place, f"write {word}, or no {word}")

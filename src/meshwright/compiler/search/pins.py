@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshwright.compiler.diagnostics import Span, error
-from meshwright.compiler.plan import Numerics, ParameterPlan, Recompute, Save
+from meshwright.compiler.plan import Declaration, Numerics, ParameterPlan, Recompute, Save
 from meshwright.compiler.search.candidate import DATA, REPLICA, TENSOR, Candidate
 
 
@@ -49,6 +49,8 @@ class Pins:
     """Counts in candidates with as many tensor ranks."""
     recompute: tuple[Recompute, ...] | None = None
     """Named parts that are computed again, in candidates that recompute nothing else."""
+    separability: tuple[Declaration, ...] | None = None
+    """What couplings of samples mean in microbatches."""
     words: tuple[tuple[str, str], ...] = ()
     places: tuple[tuple[str, Span | None], ...] = field(default=(), compare=False)
 
@@ -83,7 +85,7 @@ class Pins:
         """These pins and further ones. Raises MeshwrightError E0432 where they contradict each other."""
         fields = ("replica", "data", "tensor", "storage", "sequence", "microbatches", "save", "every", "prefetch",
                   "offload", "whole", "numerics", "pipe", "schedule", "virtual", "by_stage", "placed",
-                  "recompute")  # fmt: skip
+                  "recompute", "separability")  # fmt: skip
         for name in fields:
             mine, other = getattr(self, name), getattr(further, name)
             if mine is not None and other is not None and mine != other:

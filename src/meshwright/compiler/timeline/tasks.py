@@ -128,7 +128,7 @@ def _send(position: int, item: Item, work: Message, items: Sequence[Item], await
     after = tuple(
         r for r in item.reads if r >= 0 and isinstance(before := items[r].work, Message) and before.asynchronous
     )
-    return Send(position, cost.seconds, cost.tier, ",".join(work.axes), work.asynchronous, awaited, after)
+    return Send(position, cost.seconds / work.shared, cost.tier, ",".join(work.axes), work.asynchronous, awaited, after)
 
 
 def coalesce(sequence: Sequence[Part], launch: float, *, whole: bool = True) -> list[Task]:

@@ -1,0 +1,11 @@
+"""What couples the samples of a batch: found, told, and declared to mean something when the batch is cut.
+
+A step may be cut into microbatches without changing its meaning where its loss is a sum over samples, divided by counts
+of the whole batch. What is more than that couples samples: batch statistics, balance losses, contrastive losses,
+capacities counted over the batch.
+"""
+
+from meshwright.compiler.passes.separability.couplings import Coupling, couplings
+from meshwright.compiler.passes.separability.findings import findings, undeclared
+
+__all__ = ["Coupling", "couplings", "findings", "undeclared"]

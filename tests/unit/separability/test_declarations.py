@@ -1,0 +1,130 @@
+"""What is declared of couplings: in plans, presets, pins and arguments, and what the planner makes of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import meshwright
+from meshwright.compiler.cluster.presets import preset as cluster
+from meshwright.compiler.diagnostics import MeshwrightError, Span
+from meshwright.compiler.mesh import Mesh
+from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.plan import Declaration, Plan
+from meshwright.compiler.plan_file import plan_to_toml, read_plan
+from meshwright.compiler.search.limits import Limits
+from meshwright.compiler.search.pin_text import parse_pins
+from meshwright.compiler.separability_text import declarations
+from meshwright.planning import Planned, plan_program
+from tests.field.test_batch_norm import classifier
+
+DECLARED = (
+    Declaration("encoder.*.norm", "global"),
+    Declaration("loss.py:31", "global"),
+    Declaration("batch statistic", "global"),
+    Declaration("**", "per data rank"),
+)
+
+
+def test_a_plan_keeps_them_and_their_order() -> None:
+    plan = Plan(Mesh((("data", 2),)), separability=DECLARED)
+    text = plan_to_toml(plan)
+    assert read_plan(text) == plan
+    assert '"encoder.*.norm" = "global"' in text and 'default = "per data rank"' in text
+    assert read_plan("[mesh]\ndata = 2\n").separability == ()
+
+
+def test_the_default_comes_last_wherever_it_stands() -> None:
+    text = '[mesh]\ndata = 2\n\n[separability]\ndefault = "global"\nnorm = "per-microbatch"\n'
+    assert read_plan(text).separability == (Declaration("norm", "per microbatch"), Declaration("**", "global"))
+
+
+def test_a_word_that_is_none() -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        read_plan('[mesh]\ndata = 2\n\n[separability]\nnorm = "local"\n')
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0765" and isinstance(found.place, Span) and found.place.line == 5
+    for given in ("local", {"norm": "globl"}):
+        with pytest.raises(MeshwrightError) as other:
+            declarations(given)
+        assert other.value.diagnostics[0].code == "E0765"
+
+
+def test_words_of_presets_and_pins() -> None:
+    program = classifier().program
+    made = preset("fsdp=2,separability=per-data-rank,micro=2", program)
+    assert made.separability == (Declaration("**", "per data rank"),) and made.microbatches == 2
+    assert "separability=per-data-rank" in made.name
+    assert parse_pins(["separability=global"]).separability == (Declaration("**", "global"),)
+    with pytest.raises(MeshwrightError):
+        preset("fsdp=2,separability", program)
+
+
+@pytest.mark.parametrize("declared", ["global", {"norm": "global"}, {"batch statistic": "global"}])
+def test_parallelize(declared: str | dict[str, str]) -> None:
+    one = classifier()
+    alone, model = copy.deepcopy(one.model), copy.deepcopy(one.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = dict(one.batches[0])
+    step = meshwright.parallelize(
+        model, optimizer=optimizer, batch=batch, plan="ddp=2,micro=2", virtual=2, separability=declared
+    )
+    loss = float(step(batch))
+    want = alone(**batch)
+    want.backward()
+    torch.optim.SGD(alone.parameters(), lr=0.1).step()
+    assert abs(loss - float(want.detach())) < 1e-12
+    found = step.full_state_dict()
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+def test_a_meaning_of_another_line_opens_nothing() -> None:
+    one = classifier()
+    optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
+    with pytest.raises(MeshwrightError) as caught:
+        meshwright.parallelize(
+            one.model, optimizer=optimizer, batch=dict(one.batches[0]), plan="ddp=2,micro=2", virtual=2,
+            separability={"first": "global"},
+        )  # fmt: skip
+    assert caught.value.diagnostics[0].code == "E0305"
+
+
+def test_meanings_of_two_kinds_exclude_each_other() -> None:
+    one = classifier()
+    optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
+    with pytest.raises(MeshwrightError) as caught:
+        meshwright.parallelize(
+            one.model, optimizer=optimizer, batch=dict(one.batches[0]), plan="ddp=2,micro=2", virtual=2,
+            separability={"norm": "global", "second": "per microbatch"},
+        )  # fmt: skip
+    assert caught.value.diagnostics[0].code == "E0767"
+
+
+def planned(*pins: str) -> Planned:
+    where = cluster("a100x2")
+    assert where is not None
+    return plan_program(classifier().program, where, limits=Limits(pins=parse_pins(pins)))
+
+
+def test_the_planner_cuts_no_batch_that_couples_and_says_why() -> None:
+    found = planned()
+    assert {p.candidate.microbatches for p in found.search.priced} == {1}
+    (said,) = [reason for reason in found.reasons if "samples couple" in reason]
+    assert "test_batch_norm.py:" in said and "(batch statistic)" in said
+
+
+def test_what_is_declared_opens_microbatches() -> None:
+    found = planned("separability=global", "micro=2")
+    assert found.plan.microbatches == 2
+    assert found.plan.separability == (Declaration("**", "global"),)
+    assert any("Microbatches meet in test_batch_norm.py:" in reason for reason in found.reasons)
+
+
+def test_a_pin_that_cuts_it_all_the_same_is_refused() -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        planned("micro=2")
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0436" and "samples couple in test_batch_norm.py:" in found.message
