@@ -12,7 +12,9 @@ from meshwright.checking_source import Given
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.numerics import findings as numerics_findings
+from meshwright.compiler.passes import separability
 from meshwright.compiler.passes.verify_end import verify_end
+from meshwright.equivalence import verify_equivalence
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,18 @@ def causality(given: Given) -> Answer:
     return Answer(found.passed, found.headline(), found.findings, found.footline(), found.json())
 
 
+def separable(given: Given) -> Answer:
+    """May the step be cut over its batch? Fails for an artefact with microbatches if a coupling is not declared."""
+    step = given.step
+    if isinstance(step, StepProgram):
+        found, passed = separability.findings(step), True
+    else:
+        found = separability.findings(step.program, step.plan.separability)
+        passed = step.plan.microbatches == 1 or not found
+    said = f"{len(found)} lines couple the samples of a batch; over data ranks they mean the whole batch"
+    return Answer(passed, said if found else "the step may be cut over its batch in any way", found)
+
+
 def numerics(given: Given) -> Answer:
     """What does half precision cost? Fails for errors of several roundings or more."""
     found = numerics_findings(given.step)
@@ -61,12 +75,24 @@ def end(given: Given) -> Answer:
     return Answer(True, f"all {step.plan.mesh.ranks} ranks come to an end")
 
 
+def equivalence(given: Given) -> Answer:
+    """Do the ranks compute what one device computes? By relations, and by numbers of all ranks or of the miniature."""
+    assert given.artefact is not None
+    found = verify_equivalence(given.artefact)
+    related = found.relations
+    said = f"all {related.values} values related" if related.proved else f"{len(related.findings)} findings"
+    if found.numbers is not None:
+        ranks = f"{found.numbers.ranks} {'ranks of the miniature' if found.miniature else 'virtual ranks'}"
+        said += f"; {ranks} differ from one device by {found.numbers.worst:.1e}"
+    return Answer(found.passed, said, tuple(found.diagnostics()), "\n".join(found.notes))
+
+
 Ask = Callable[[Given], Answer]
 OF_MODELS: Mapping[str, Ask] = {"causality": causality}
 """What is asked of a model, in order."""
-OF_STEPS: Mapping[str, Ask] = {"numerics": numerics}
+OF_STEPS: Mapping[str, Ask] = {"separability": separable, "numerics": numerics}
 """What is asked of a training step, for one device or compiled."""
-OF_ARTEFACTS: Mapping[str, Ask] = {"deadlock": end}
+OF_ARTEFACTS: Mapping[str, Ask] = {"equivalence": equivalence, "deadlock": end}
 """What is asked of what was compiled."""
 
 

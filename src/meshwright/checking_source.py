@@ -83,7 +83,7 @@ def read_given(
         )
     model, batch = model_of_factory(module, name, dict(overrides or {}))
     return Given(
-        source,
+        str(folder) if folder.is_dir() else source,
         source,
         model,
         batch,
@@ -103,7 +103,7 @@ def _of_file(loaded: LoadedFile, segments: str | None, artefact: Path | None = N
         if batch in names and time in names:
             values = loaded.example_batch()
             return Given(
-                place,
+                place if artefact is None else str(artefact),
                 place,
                 loaded.module(),
                 values,

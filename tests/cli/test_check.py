@@ -96,3 +96,20 @@ def test_pages_are_printed() -> None:
     assert code == 0 and text.startswith("# E0711: ")
     code, text = run("--explain", "E9999")
     assert code == 2 and "E0717" in text
+
+
+def test_an_artefact_is_asked_everything(tmp_path: Path) -> None:
+    size = ["--set", "layers=1", "--set", "d=16", "--set", "t=12", "--set", "batch=8"]
+    build = str(tmp_path / "build")
+    made = CliRunner().invoke(app, ["compile", "examples/gpt.mw", "--plan", "ddp=2,micro=2", "-o", build, *size])
+    assert made.exit_code == 0, made.output
+    report = tmp_path / "found.json"
+    code, text = run(build, "--json", str(report))
+    data = json.loads(report.read_text(encoding="utf-8"))
+    assert code == 0 and data["passed"], text
+    assert [*data] == ["passed", "causality", "separability", "numerics", "equivalence", "deadlock"]
+
+
+def test_a_model_alone_is_asked_of_what_it_sees(models: Path) -> None:
+    code, text = run("models_to_check:good")
+    assert code == 0 and "nothing is asked of a training step" in text

@@ -21,7 +21,7 @@ from meshwright.compiler.equivalence.walk import Held, Related, Walk
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.mesh import MICRO, Mesh
-from meshwright.compiler.plan import PIPE
+from meshwright.compiler.plan import PIPE, Plan
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,20 @@ class Relations:
         return bool(self.findings) and all(f.code == UNDECIDED for f in self.findings)
 
 
+def comparable(plan: Plan) -> bool:
+    """Whether a plan keeps the meaning of the captured step."""
+    return all(entry.meaning == "global" for entry in plan.separability)
+
+
 def check_relations(compiled: Compiled, meaning: Meaning | None = None) -> Relations:
-    """Relate all values of a compiled program. ``meaning`` is that of its step, if it is known already."""
+    """Relate all values of a compiled program. ``meaning`` is that of its step, if it is known already.
+
+    Where groups of the batch were declared to stand for the whole, the ranks are meant to compute another step than the
+    captured one: that is told as undecided, and for numbers to compare (``verification.py``).
+    """
+    if not comparable(compiled.plan):
+        message = "groups of the batch were declared to stand for the whole, which makes it another step"
+        return Relations((Finding(UNDECIDED, "micro", "", message),), 0, 0)
     return _Check(compiled, meaning or meaning_of(compiled.program)).run()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning, MeshwrightError
-from meshwright.compiler.equivalence.check import check_relations
+from meshwright.compiler.equivalence.check import check_relations, comparable
 from meshwright.compiler.equivalence.findings import UNDECIDED
 from meshwright.compiler.graph.pipeline_program import Compiled
 
@@ -15,9 +15,9 @@ TOLD = 3
 
 def verify_relations(compiled: Compiled) -> None:
     """Raises MeshwrightError E0740, E0742 or E0743 for a program that computes something else, and warns with W0740 of
-    one of which that cannot be told. Where groups of the batch were declared to stand for the whole, the ranks are meant
-    to compute another step: that is compared by numbers alone (``verification.py``)."""
-    if any(entry.meaning != "global" for entry in compiled.plan.separability):
+    one of which that cannot be told. Where groups of the batch were declared to stand for the whole, ranks are meant to
+    compute another step: that is compared by numbers alone (``verification.py``)."""
+    if not comparable(compiled.plan):
         return
     found = check_relations(compiled).findings
     wrong = [f.diagnostic() for f in found if f.code != UNDECIDED]
