@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.equivalence.findings import OUTPUT, Finding
 from meshwright.compiler.equivalence.layout import Layout, of_sharding, same_place
+from meshwright.compiler.equivalence.related import Held, Related, Unknown
 from meshwright.compiler.equivalence.single import Meaning
-from meshwright.compiler.equivalence.walk import Held, Related, Unknown, Walk
+from meshwright.compiler.equivalence.walk import Walk
 from meshwright.compiler.graph.pipeline_program import Compiled, copies_of
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -24,8 +25,6 @@ class Border:
 
     compiled: Compiled
     meaning: Meaning
-    micro: Mesh
-    """The mesh of a stage, without ``pipe``, with the axis ``micro``."""
     findings: list[Finding] = field(default_factory=list)
 
     def stored(self, value: Value) -> Sharding | None:

@@ -15,9 +15,10 @@ from meshwright.compiler.equivalence.border import Border
 from meshwright.compiler.equivalence.findings import OUTPUT, UNDECIDED, Finding
 from meshwright.compiler.equivalence.layout import Layout
 from meshwright.compiler.equivalence.order import check_order
+from meshwright.compiler.equivalence.related import Held, Related
 from meshwright.compiler.equivalence.single import Meaning, meaning_of
 from meshwright.compiler.equivalence.stages import Piece, in_order, micro_pieces, update_pieces
-from meshwright.compiler.equivalence.walk import Held, Related, Walk
+from meshwright.compiler.equivalence.walk import Walk
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.mesh import MICRO, Mesh
@@ -74,7 +75,7 @@ class _Check:
         plan = self.compiled.plan
         devices = Mesh(tuple(a for a in plan.mesh.axes if a[0] != PIPE))
         micro = devices.with_micro(plan.microbatches)
-        border = Border(self.compiled, self.meaning, micro)
+        border = Border(self.compiled, self.meaning)
         prologue = self._walk(Piece("prologue", self.compiled.prologue), devices, border, {})
         totals = self._graphs(micro_pieces(self.compiled), micro, border, prologue)
         border.check_shared(totals)

@@ -6,25 +6,22 @@ anew by what is known of that op here; of any other op with such arguments the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
-from meshwright.compiler.equivalence.atoms import Atom, Dim, dim_of, fix, longer, product, unify
+from meshwright.compiler.equivalence.atoms import Atom, Dim, dim_of, fix, unify
 from meshwright.compiler.equivalence.lookups import Lookup, lookup_of
 from meshwright.compiler.equivalence.meaning import is_item
+from meshwright.compiler.equivalence.rewrites import Rewrite, Size, arange, shifted, written_at
 from meshwright.compiler.graph.calls import op_call, operand_nodes
 from meshwright.compiler.graph.program import Graph, StepProgram, Value
 from meshwright.compiler.rules import rule_of
 from meshwright.compiler.rules.arguments import normal_dim
 from meshwright.compiler.rules.rule import OpCall, Rule
 
-Size = Callable[[Sequence[Atom]], int]
-"""The new size of a dim."""
-Rewrite = Callable[[list[Any], Size], list[Any]]
-"""New positional arguments, all of the schema's being given."""
 PLAIN = frozenset(
     "einsum mm bmm mv dot addmm baddbmm permute transpose t numpy_T mT movedim swapaxes unsqueeze squeeze sum "
     "amax amin mean _softmax _log_softmax _safe_softmax softmax log_softmax _softmax_backward_data "
@@ -45,8 +42,6 @@ NORMS = {
     **dict.fromkeys("native_layer_norm_backward _fused_rms_norm_backward rms_norm_backward".split(), 2),
 }
 """Ops that are given the shape over which they normalise."""
-LITTLE = 2
-"""Elements that may be cut off or added at an end of a dim of any size."""
 
 
 @dataclass
@@ -141,11 +136,11 @@ def _rewrite(
     op = call.name.split(".")[1]
     made = into.dims[node]
     if op in SHAPED:
-        return _with(SHAPED[op], lambda size: [size(d) for d in made])
+        return written_at(SHAPED[op], lambda size: [size(d) for d in made])
     if op in NORMS:
         operand = into.dims[operand_nodes(node)[0 if NORMS[op] == 1 else 1]]
         count = len(call.args[NORMS[op]])
-        return _with(NORMS[op], lambda size: [size(d) for d in operand[len(operand) - count :]])
+        return written_at(NORMS[op], lambda size: [size(d) for d in operand[len(operand) - count :]])
     if (found := lookup_of(node, call, roles)) is not None:
         table = factors["v"]
         if found.batch is None:
@@ -153,15 +148,15 @@ def _rewrite(
         else:
             into.lookups.append((found, table))
     if op == "embedding_backward":
-        return _with(2, lambda size: size(factors["v"]))
+        return written_at(2, lambda size: size(factors["v"]))
     if op == "arange":
-        return _arange(call, made)
+        return arange(call, made)
     if op == "select_backward":
         shape = call.args[1]
         fix(factors.get(f"d{normal_dim(call.args[2], len(shape))}", []))
-        return _with(1, lambda size: [size(d) for d in made])
+        return written_at(1, lambda size: [size(d) for d in made])
     if op in ("slice", "slice_backward", "slice_scatter", "constant_pad_nd", "split", "split_with_sizes"):
-        return _shifted(op, call, factors, made)
+        return shifted(op, call, factors, made)
     if op == "select" or op == "unbind":
         fix(factors.get(f"d{normal_dim(call.args[1], len(call.operands[0].shape))}", []))
         return _same if op == "select" else None
@@ -170,98 +165,3 @@ def _rewrite(
             fix(factors[factor])
         return _same
     return _same if op in PLAIN or call.pointwise or (op.endswith("_backward") and call.pointwise) else None
-
-
-def _with(at: int, value: Callable[[Size], Any]) -> Rewrite:
-    def rewrite(args: list[Any], size: Size) -> list[Any]:
-        return [*args[:at], value(size), *args[at + 1 :]]
-
-    return rewrite
-
-
-def _arange(call: OpCall, made: list[Dim]) -> Rewrite | None:
-    numbers = [a for a in call.args if isinstance(a, (int, float))]
-    end = {"default": 0, "start": 1, "start_step": 1}.get(call.name.rpartition(".")[2])
-    plain = end is not None and call.results[0] is not None and numbers[end] == call.results[0].shape[0]
-    if not plain or (end == 1 and numbers[0] != 0) or numbers[2:] not in ([], [1]):
-        return None
-    return _with(end or 0, lambda size: size(made[0]))
-
-
-def _shifted(op: str, call: OpCall, factors: Mapping[str, Dim], made: Any) -> Rewrite | None:
-    """Slices, pads and splits: their borders are multiples of one size, which may change; how many of it may not. Where
-    little is cut off or added, the dim is so much shorter or longer whatever its size."""
-    if op == "constant_pad_nd":
-        return _padded(call, factors, made)
-    at = 1 if op == "slice" else 2
-    shape = tuple(call.args[1]) if op == "slice_backward" else call.operands[0].shape
-    dim = normal_dim(call.args[at], len(shape))
-    name = f"d{dim}"
-    if op in ("split", "split_with_sizes"):
-        _fix_counts(factors, name)
-        given = call.args[1]
-        if isinstance(given, int):
-            return _with(1, lambda size: _scaled(factors, name, given, size))
-        return _with(1, lambda size: [_scaled(factors, name, n, size) for n in given])
-    first, last, stride = call.args[at + 1 : at + 4]
-    start, end, step = slice(first, last, stride).indices(shape[dim])
-    if step != 1:
-        return None
-    front, back = start, shape[dim] - end
-    if op == "slice" and _little(factors, name, front, back):
-        made[dim] = shorter = longer(factors[f"{name}n"], -front - back)
-        return lambda args, size: [*args[: at + 1], front, front + size(shorter), *args[at + 3 :]]
-    if op == "slice_scatter" and _little(factors, name, front, back):
-        short = factors[f"{name}n'"]
-        unify(longer(factors[f"{name}n"], -front - back), short)
-        return lambda args, size: [*args[:3], front, front + size(short), *args[5:]]
-    if op == "slice_backward" and _little(factors, name, front, back):
-        made[dim] = longer(factors[f"{name}n'"], front + back)
-        short = factors[f"{name}n'"]
-        return lambda args, size: [args[0], [size(d) for d in made], dim, front, front + size(short), *args[5:]]
-    _fix_counts(factors, name)
-
-    def rewrite(args: list[Any], size: Size) -> list[Any]:
-        bounds = [_scaled(factors, name, n, size) for n in (start, end)]
-        found = [*args[: at + 1], *bounds, *args[at + 3 :]]
-        return found if op != "slice_backward" else [found[0], [size(d) for d in made], *found[2:]]
-
-    return rewrite
-
-
-def _padded(call: OpCall, factors: Mapping[str, Dim], made: Any) -> Rewrite:
-    rank, amounts = len(call.operands[0].shape), call.args[1]
-    kept: list[bool] = []
-    for place in range(0, len(amounts), 2):
-        dim = rank - 1 - place // 2
-        before, after = amounts[place : place + 2]
-        little = _little(factors, f"d{dim}", before, after)
-        if little:
-            made[dim] = longer(factors[f"d{dim}n"], before + after)
-        else:
-            _fix_counts(factors, f"d{dim}")
-        kept += [little, little]
-
-    def rewrite(args: list[Any], size: Size) -> list[Any]:
-        names = [f"d{rank - 1 - i // 2}" for i in range(len(amounts))]
-        scaled = [a if k else _scaled(factors, n, a, size) for n, a, k in zip(names, amounts, kept, strict=True)]
-        return [args[0], scaled, *args[2:]]
-
-    return rewrite
-
-
-def _little(factors: Mapping[str, Dim], name: str, front: int, back: int) -> bool:
-    return (
-        name not in factors and f"{name}n" in factors and (front or back) != 0 and max(abs(front), abs(back)) <= LITTLE
-    )
-
-
-def _fix_counts(factors: Mapping[str, Dim], name: str) -> None:
-    for factor, dim in factors.items():
-        if factor.startswith((f"{name}n", f"{name}s")):
-            fix(dim)
-
-
-def _scaled(factors: Mapping[str, Dim], name: str, amount: int, size: Size) -> int:
-    old = factors.get(name)
-    return amount if old is None else amount // product(old) * size(old)

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
-from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
 
 KINDS = {"F": "forward", "I": "input gradient", "W": "weight gradients"}
@@ -63,8 +62,3 @@ def in_order(pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
         done |= {p.place: None for p in ready}
         waiting = [p for p in waiting if p.place not in done]
     return found, []
-
-
-def makes(piece: Piece, name: str) -> bool:
-    """Whether a piece gives a value."""
-    return Value("value", name) in piece.graph.signature.outputs

@@ -9,36 +9,19 @@ from typing import Any
 from torch import fx
 
 from meshwright.compiler.analysis.offloading import TO_HOST
-from meshwright.compiler.equivalence import moved
+from meshwright.compiler.equivalence.communication import FUNCTIONS, REDUCTIONS
 from meshwright.compiler.equivalence.findings import UNDECIDED, WRONG, Finding
 from meshwright.compiler.equivalence.fit import fit
 from meshwright.compiler.equivalence.layout import Layout, Mismatch, reshaped
 from meshwright.compiler.equivalence.meaning import SAME, TOTAL, adds, cast_to, is_item, is_view, local_shape
+from meshwright.compiler.equivalence.related import UNKNOWN, Held, Related, Unknown
 from meshwright.compiler.equivalence.single import Meaning
 from meshwright.compiler.equivalence.terms import Known, distributes
 from meshwright.compiler.equivalence.written import Place, Written, written
-from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.adapter import OpOverload
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding
-
-
-@dataclass(frozen=True, slots=True)
-class Related:
-    """A rank's value: a logical value, and how the ranks hold it."""
-
-    term: int
-    layout: Layout
-
-
-class Unknown:
-    """A value behind a place where something was found: nothing more is said of it."""
-
-
-UNKNOWN = Unknown()
-Held = Any
-"""Related, a list of them, a Place, or UNKNOWN."""
 
 
 @dataclass
@@ -96,7 +79,7 @@ class Walk:
         if is_item(node):
             source, index = node.args
             return self.env[source][index]  # type: ignore[index]
-        handler = _FUNCTIONS.get(node.target)
+        handler = FUNCTIONS.get(node.target)
         if handler is None:
             raise _Undecided(f"nothing is known of what {getattr(node.target, '__name__', node.target)} gives")
 
@@ -105,7 +88,7 @@ class Walk:
                 return self.env[value]
             return [given(v) for v in value] if isinstance(value, list) else value
 
-        if "owned" in node.kwargs or (node.target in _REDUCTIONS and len(node.args) > 3 and node.args[3]):
+        if "owned" in node.kwargs or (node.target in REDUCTIONS and len(node.args) > 3 and node.args[3]):
             self._check_owned(node)
         return handler(self.mesh, *(given(a) for a in node.args), **{k: given(v) for k, v in node.kwargs.items()})
 
@@ -283,72 +266,3 @@ def _several(node: fx.Node) -> bool:
     assert isinstance(node.target, OpOverload)
     returns = node.target._schema.returns
     return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
-
-
-def _moved(function: Any) -> Any:
-    def one(mesh: Mesh, x: Related, *args: Any, **kwargs: Any) -> Related:
-        return Related(x.term, function(x.layout, *args, mesh=mesh, **kwargs))
-
-    return one
-
-
-def _all_reduce(x: Layout, axes: Any, reduction: str = "sum", owned: bool = False, *, mesh: Mesh) -> Layout:
-    return moved.all_reduce(x, tuple(axes), reduction, mesh)
-
-
-def _reduce_many(
-    mesh: Mesh, xs: list[Related], axes: Any, reduction: str = "sum", owned: bool = False
-) -> list[Related]:
-    return [Related(x.term, moved.all_reduce(x.layout, tuple(axes), reduction, mesh)) for x in xs]
-
-
-def _gather_many(mesh: Mesh, xs: list[Related], dims: Any, axes: Any, sizes: Any) -> list[Related]:
-    return [
-        Related(x.term, moved.all_gather(x.layout, d, tuple(axes), n, mesh))
-        for x, d, n in zip(xs, dims, sizes, strict=True)
-    ]
-
-
-def _scatter_many(mesh: Mesh, xs: list[Related], dims: Any, axes: Any) -> list[Related]:
-    return [
-        Related(x.term, moved.reduce_scatter(x.layout, d, tuple(axes), mesh)) for x, d in zip(xs, dims, strict=True)
-    ]
-
-
-def _scatter_wide(mesh: Mesh, x: Related, dim: int, axes: Any, dtype: Any) -> Related:
-    return Related(x.term, moved.reduce_scatter(x.layout, dim, tuple(axes), mesh))
-
-
-def _scatter_wide_many(mesh: Mesh, xs: list[Related], dims: Any, axes: Any, dtype: Any) -> list[Related]:
-    return _scatter_many(mesh, xs, dims, axes)
-
-
-def _offset(mesh: Mesh, strides: Any) -> Place:
-    return Place(tuple((axis, chunk) for axis, chunk in strides if mesh.size(axis) > 1))
-
-
-def _wait(mesh: Mesh, pending: list[Related]) -> list[Related]:
-    return pending
-
-
-_REDUCTIONS = (collectives.all_reduce_many, collectives.all_reduce_begin)
-_FUNCTIONS: dict[Any, Any] = {
-    collectives.all_reduce: _moved(_all_reduce),
-    collectives.all_gather: _moved(moved.all_gather),
-    collectives.reduce_scatter: _moved(moved.reduce_scatter),
-    collectives.all_to_all: _moved(moved.all_to_all),
-    collectives.shard: _moved(moved.shard),
-    collectives.owe: _moved(moved.owe),
-    collectives.fill_padding: _moved(moved.fill_padding),
-    collectives.offset: _offset,
-    collectives.all_gather_many: _gather_many,
-    collectives.all_gather_begin: _gather_many,
-    collectives.reduce_scatter_many: _scatter_many,
-    collectives.reduce_scatter_begin: _scatter_many,
-    collectives.reduce_scatter_wide: _scatter_wide,
-    collectives.reduce_scatter_wide_many: _scatter_wide_many,
-    collectives.reduce_scatter_wide_begin: _scatter_wide_many,
-    collectives.all_reduce_many: _reduce_many,
-    collectives.all_reduce_begin: _reduce_many,
-    collectives.wait: _wait,
-}
