@@ -18,7 +18,9 @@ from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.separability_text import declarations
 from meshwright.planning import Planned, plan_program
+from tests.field.against_one_device import Case
 from tests.field.test_batch_norm import classifier
+from tests.unit.separability.models import Deep, case
 
 DECLARED = (
     Declaration("encoder.*.norm", "global"),
@@ -103,10 +105,10 @@ def test_meanings_of_two_kinds_exclude_each_other() -> None:
     assert caught.value.diagnostics[0].code == "E0767"
 
 
-def planned(*pins: str) -> Planned:
+def planned(*pins: str, one: Case | None = None) -> Planned:
     where = cluster("a100x2")
     assert where is not None
-    return plan_program(classifier().program, where, limits=Limits(pins=parse_pins(pins)))
+    return plan_program((one or classifier()).program, where, limits=Limits(pins=parse_pins(pins)))
 
 
 def test_the_planner_cuts_no_batch_that_couples_and_says_why() -> None:
@@ -121,6 +123,13 @@ def test_what_is_declared_opens_microbatches() -> None:
     assert found.plan.microbatches == 2
     assert found.plan.separability == (Declaration("**", "global"),)
     assert any("Microbatches meet in test_batch_norm.py:" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("declared", ["", "separability=global"])
+def test_a_pipeline_is_refused_where_samples_couple(declared: str) -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        planned("pp=2", *filter(None, [declared]), one=case(Deep()))
+    assert caught.value.diagnostics[0].code == "E0766"
 
 
 def test_a_pin_that_cuts_it_all_the_same_is_refused() -> None:

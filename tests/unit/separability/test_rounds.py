@@ -112,6 +112,7 @@ def test_an_artefact_runs_as_what_was_compiled(tmp_path: Path) -> None:
     folder = write_artefact(compiled("fsdp=2,micro=2,prefetch"), tmp_path / "build", SOURCE, TRAIN)
     text = (folder / "rank" / "micro.ir").read_text()
     assert "all_reduce" in text and '("micro", "data"), "sum")' in text
+    assert "# microbatches meet here" in (folder / "rank" / "micro.py").read_text()
     assert "separability" in (folder / "plan.toml").read_text()
     read = read_artefact(folder).rank_program
     cluster = VirtualCluster(read, from_module(one.model), seed=one.seed, keep_gradients=True)

@@ -14,6 +14,7 @@ from torch import fx
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.functions import function_name
+from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.graph.text import RECOMPUTE, literal, quoted, value_type
@@ -121,6 +122,8 @@ def _body(calls: list[fx.Node], names: dict[fx.Node, str], dead: dict[fx.Node, l
             section = (note.block, phase)
             lines += [""] if lines else []
             lines += [f"    # {phase}" + (f" of {note.block}" if note.block else "")]
+        if meets(node):
+            lines.append("    # microbatches meet here: this one waits until the last has come")
         lines += _statement(node, names)
         if dead[node]:
             lines.append("    del " + ", ".join(names[n] for n in dead[node]))

@@ -15,7 +15,7 @@ from torch import fx
 
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import graph_module
-from meshwright.compiler.graph.calls import op_call
+from meshwright.compiler.graph.calls import op_call, operand_nodes
 from meshwright.compiler.graph.program import Graph, Signature, StepProgram, Value, annotation
 from meshwright.compiler.graph.redistribute import moves, redistribute
 from meshwright.compiler.mesh import MICRO, Mesh, Segment, Sharding
@@ -24,6 +24,7 @@ from meshwright.compiler.passes.declared import GLOBAL, names_of
 from meshwright.compiler.passes.placement import Placement
 from meshwright.compiler.passes.propagate import propagate
 from meshwright.compiler.rules import rule_of
+from meshwright.compiler.rules.rule import OpCall
 
 Kind = Literal["batch statistic", "balance loss", "contrastive loss", "counted over the batch", "function of the batch"]
 KINDS: tuple[Kind, ...] = (
@@ -116,14 +117,21 @@ def _gathers(node: fx.Node, mesh: Mesh) -> bool:
 
 
 def _told(node: fx.Node, graph: Graph) -> Iterator[Coupling]:
-    """The coupling of each op that reads what was brought together; what is merely returned couples nothing."""
-    feeds = _feeds(node, graph)
-    for user in node.users:
-        call = op_call(user) if user.op == "call_function" else None
-        if call is not None:
-            name = call.name.split(".")[1]
-            kind: Kind = _kind(node, name, known=rule_of(call) is not None)
-            yield Coupling(kind, annotation(user).origin, user.name, call.name, feeds)
+    """The couplings of the ops for which something was brought together: the first that reads it, and others that could
+    not have taken it owed. What is merely returned couples nothing."""
+    calls = [(user, call) for user in node.users if user.op == "call_function" and (call := op_call(user)) is not None]
+    for number, (user, call) in enumerate(calls):
+        if number == 0 or _needs(user, call, node):
+            kind = _kind(node, call.name.split(".")[1], known=rule_of(call) is not None)
+            yield Coupling(kind, annotation(user).origin, user.name, call.name, _feeds(node, graph))
+
+
+def _needs(user: fx.Node, call: OpCall, node: fx.Node) -> bool:
+    """Whether an op could not take a value as a sum that is owed: it is not linear in it, or has samples beside it."""
+    rule, operands = rule_of(call), operand_nodes(user)
+    if rule is None or not any(operands.index(node) in group for group in rule.linear):
+        return True
+    return any(MICRO in (annotation(n).sharding or Sharding(())).axes for n in operands)
 
 
 def _kind(node: fx.Node, op: str, known: bool) -> Kind:
