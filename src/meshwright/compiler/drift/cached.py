@@ -1,0 +1,116 @@
+"""How a model is given a cache and gives it back, and the pieces of a batch that it is then fed with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.compiler.causality.call import tensors_in
+from meshwright.compiler.causality.feed import Feed, Role, Unfit
+
+NAMES = (
+    "past_key_values",
+    "past_key_value",
+    "cache_params",
+    "kv_cache",
+    "layer_past",
+    "past",
+    "cache",
+    "state",
+    "states",
+)
+"""What the argument for a cache is called."""
+
+
+@dataclass(frozen=True)
+class Caching:
+    """The argument for the cache, and whether ``use_cache`` asks for one."""
+
+    name: str
+    asks: bool
+
+    def found_in(self, returned: Any) -> Any:
+        """The cache in what a model returned; None if there is none."""
+        if isinstance(returned, Mapping):
+            return returned.get(self.name, returned.get(f"present{self.name.removeprefix('past')}"))
+        if hasattr(returned, self.name):
+            return getattr(returned, self.name)
+        if isinstance(returned, tuple | list) and len(returned) > 1:
+            return returned[1]
+        return None
+
+
+def caching_of(function: Callable[..., Any]) -> Caching | None:
+    """How a model takes a cache; None if it does not."""
+    target = function.forward if isinstance(function, nn.Module) else function
+    try:
+        names = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return None
+    found = next((n for n in NAMES if n in names), None)
+    return Caching(found, "use_cache" in names) if found else None
+
+
+def as_keywords(function: Callable[..., Any], feed: Feed, values: list[Tensor], start: int, end: int) -> dict[str, Any]:
+    """The inputs for the positions from ``start`` to ``end``, by name. Raises Unfit if they cannot be cut."""
+    made: dict[str, Any] = {}
+    for leaf, value in zip(feed.leaves, values, strict=True):
+        if len(leaf.path) != 1:
+            raise Unfit(f"'{leaf.name}' is within another input")
+        if leaf.name == "labels":
+            continue
+        made[leaf.name] = _cut(leaf.name, value, leaf.role, feed, start, end)
+    if isinstance(feed.batch, Mapping):
+        rest = {k: v for k, v in feed.batch.items() if not tensors_in(v) and k not in ("labels", "use_cache")}
+        made.update(rest)
+    if any(not name.isidentifier() for name in made):
+        raise Unfit("the inputs have no names")
+    return made
+
+
+def _cut(name: str, value: Tensor, role: Role, feed: Feed, start: int, end: int) -> Tensor:
+    dim = feed.time_dim
+    if role is Role.CONTEXT or value.dim() <= dim or value.shape[dim] != feed.length:
+        if role is Role.GIVEN and value.dim() > 2:
+            raise Unfit(f"'{name}' has more than two dims")
+        return value
+    if role is Role.GIVEN and value.dim() > 2:
+        raise Unfit(f"'{name}' has more than two dims")
+    if "mask" in name.lower():
+        return value.narrow(dim, 0, end)
+    return value.narrow(dim, start, end - start)
+
+
+def held(cache: Any) -> int | None:
+    """How many positions a cache holds: the shortest of its layers, by dim ``-2`` of keys; None if it has no such."""
+    found = [t.shape[-2] for t in _tensors(cache, 0, set()) if t.dim() == 4 and t.numel()]
+    return min(found) if found else None
+
+
+def _tensors(value: Any, depth: int, seen: set[int]) -> list[Tensor]:
+    if depth > 6 or id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        inner = list(value.values())
+    elif isinstance(value, list | tuple):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    return [t for one in inner for t in _tensors(one, depth + 1, seen)]
+
+
+def visible(feed: Feed) -> Tensor:
+    """``[rows, length]``: the positions that a mask of zeros and ones does not leave out."""
+    seen = torch.ones(feed.rows, feed.length, dtype=torch.bool)
+    for leaf in feed.leaves:
+        if "mask" in leaf.name.lower() and tuple(leaf.value.shape) == (feed.rows, feed.length):
+            seen &= leaf.value != 0
+    return seen

@@ -1,0 +1,225 @@
+"""Small models that drift, each by one thing, and one that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH, LENGTH = 40, 16, 12
+
+
+def tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+class Base(nn.Module):
+    """Embeds, mixes with all tokens before, and tells logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = (q @ k.transpose(1, 2)) * WIDTH**-0.5
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return x + self.out(scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.middle(self.attend(self.embed(ids))))
+
+
+class Dropping(Base):
+    """Dropout, and a loss of balance that only training adds up: neither is drift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.balance = torch.zeros(())
+
+    def middle(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.balance = x.square().mean()
+        return self.drop(x)
+
+
+class TrainOnlyUpcast(Base):
+    """RMS norm in f32 while training, in bf16 afterwards."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        wide = x.float() if self.training else x
+        return (wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
+class EvalOnlyHalf(Base):
+    """A product in bf16 in evaluation alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def middle(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.inner(x)
+        return F.linear(x.bfloat16(), self.inner.weight.bfloat16(), self.inner.bias.bfloat16()).float()
+
+
+class EvalOnlyRounding(Base):
+    """Rounded to bf16 and back in evaluation alone."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x if self.training else x.bfloat16().float()
+
+
+class EvalAutocast(Base):
+    """Evaluation under autocast."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=not self.training):
+            return self.head(self.attend(self.embed(ids))).float()
+
+
+class FusedInEval(Base):
+    """The fused attention in evaluation, the written one in training."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        if self.training:
+            return super().attend(x)
+        q, k, v = (t.unsqueeze(1) for t in self.qkv(x).chunk(3, -1))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
+
+
+class OtherActivation(Base):
+    """GELU in training, its approximation by tanh in evaluation."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.gelu(x) if self.training else F.relu(x)
+
+
+class OtherScale(Base):
+    """A temperature in evaluation alone."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x * (1.0 if self.training else 0.9)
+
+
+class Capacity(Base):
+    """Experts take fewer tokens in training than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 4)
+
+    def middle(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        capacity = int((1.0 if self.training else 2.0) * flat.shape[0] / 4)
+        chosen = F.one_hot(self.gate(flat).argmax(-1), 4)
+        place = (chosen.cumsum(0) - 1) * chosen
+        kept = chosen * (place < capacity)
+        return x + torch.einsum("ne,nd,edf->nf", kept.to(x.dtype), flat, self.experts).view_as(x)
+
+
+class Normed(Base):
+    """Batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class OtherDims(Base):
+    """Centred over the features in training, over half of them in evaluation."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x - x.mean((-1,) if self.training else (0, -1), keepdim=True)
+
+
+class DropsInEval(Base):
+    """Dropout that is not told that training is over."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.1)
+
+
+class Cached(nn.Module):
+    """One layer of attention with rotary positions and a cache ``(keys, values)``."""
+
+    def __init__(self, *, offset: int = 0, window: int = 0, forget_positions: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.offset, self.window, self.forget = offset, window, forget_positions
+
+    def turned(self, x: Tensor, start: int) -> Tensor:
+        places = torch.arange(start, start + x.shape[1], dtype=x.dtype)
+        angles = places[:, None] * 100.0 ** (-torch.arange(WIDTH // 2, dtype=x.dtype) / 8)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+    def forward(self, ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:
+        x = self.embed(ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        seen = 0 if past_key_values is None else past_key_values[2]
+        start = seen + (self.offset if seen else 0)
+        q, k = self.turned(q, 0 if self.forget else start), self.turned(k, 0 if self.forget else start)
+        if past_key_values is not None:
+            k, v = torch.cat([past_key_values[0], k], 1), torch.cat([past_key_values[1], v], 1)
+        total = k.shape[1]
+        mask = torch.ones(total, total, dtype=torch.bool).tril()[-ids.shape[1] :]
+        scores = (q @ k.transpose(1, 2)).masked_fill(~mask, float("-inf"))
+        logits = self.head(x + scores.softmax(-1) @ v)
+        if not use_cache:
+            return logits
+        if self.window:
+            k, v = k[:, -self.window :], v[:, -self.window :]
+        return logits, (k, v, seen + ids.shape[1])
+
+
+class CachedConvolution(nn.Module):
+    """A convolution whose state is one token too short."""
+
+    def __init__(self, keep: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.conv, self.keep = nn.Conv1d(WIDTH, WIDTH, 4), keep
+
+    def forward(self, ids: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids).transpose(1, 2)
+        joined = x if cache is None else torch.cat([cache, x], -1)
+        joined = F.pad(joined, (3 + x.shape[-1] - joined.shape[-1], 0))
+        return self.head(self.conv(joined).transpose(1, 2)), joined[..., -self.keep :]
+
+
+class ScaledByLength(Base):
+    """Queries times the logarithm of the length of the batch."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x * torch.log(torch.tensor(float(x.shape[1])))
+
+
+class RotaryByLength(Cached):
+    """A rotary table that is stretched over the length at hand."""
+
+    def turned(self, x: Tensor, start: int) -> Tensor:
+        places = torch.arange(x.shape[1], dtype=x.dtype) / x.shape[1]
+        return x * (1 + places[:, None])
+
+
+class Bidirectional(Base):
+    """An encoder."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        return x + (x @ x.transpose(1, 2)).softmax(-1) @ x
