@@ -223,3 +223,42 @@ class Bidirectional(Base):
 
     def attend(self, x: Tensor) -> Tensor:
         return x + (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+class FastPath(nn.Module):
+    """Torch's own encoder layer, which takes a fused kernel when nothing is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(ids)))
+
+
+class Failing(Base):
+    """Raises in evaluation."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        if not self.training:
+            raise ValueError("only for training")
+        return x
+
+
+class Keeping(Base):
+    """Keeps a table, a count and statistics between runs: nothing that a comparison may leave behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.tables[x.shape[1]] = x.detach()
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 1)))
+        return x

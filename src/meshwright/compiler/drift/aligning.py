@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -30,15 +30,23 @@ class Block:
 
 def align(first: list[Step], second: list[Step]) -> list[Pair | Block]:
     """Two runs side by side, in order: by module and op."""
-    names = [[(s.module, s.name) for s in steps] for steps in (first, second)]
     made: list[Pair | Block] = []
-    matcher = SequenceMatcher(None, names[0], names[1], autojunk=False)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "equal":
-            made.extend(Pair(x, y) for x, y in zip(first[a:b], second[c:d], strict=True))
+    for one in _aligned(first, second, lambda s: (s.module, s.name)):
+        if isinstance(one, Block) and one.first and one.second:
+            # what one run leaves to a module, and the other writes out
+            made.extend(_aligned(list(one.first), list(one.second), lambda s: s.name))
         else:
-            made.append(Block(tuple(first[a:b]), tuple(second[c:d])))
+            made.append(one)
     return made
+
+
+def _aligned(first: list[Step], second: list[Step], name: Callable[[Step], Hashable]) -> Iterator[Pair | Block]:
+    names = [[name(s) for s in steps] for steps in (first, second)]
+    for tag, a, b, c, d in SequenceMatcher(None, names[0], names[1], autojunk=False).get_opcodes():
+        if tag == "equal":
+            yield from (Pair(x, y) for x, y in zip(first[a:b], second[c:d], strict=True))
+        else:
+            yield Block(tuple(first[a:b]), tuple(second[c:d]))
 
 
 def pairs(aligned: Iterable[Pair | Block]) -> list[Pair]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.compiler.causality.call import tensors_in
-from meshwright.compiler.causality.feed import Feed, Role, Unfit
+from meshwright.compiler.causality.feed import Feed, Leaf, Role, Unfit
 
 NAMES = (
     "past_key_values",
@@ -60,11 +60,11 @@ def as_keywords(function: Callable[..., Any], feed: Feed, values: list[Tensor], 
     """The inputs for the positions from ``start`` to ``end``, by name. Raises Unfit if they cannot be cut."""
     made: dict[str, Any] = {}
     for leaf, value in zip(feed.leaves, values, strict=True):
-        if len(leaf.path) != 1:
+        if len(leaf.path) > 1:
             raise Unfit(f"'{leaf.name}' is within another input")
         if leaf.name == "labels":
             continue
-        made[leaf.name] = _cut(leaf.name, value, leaf.role, feed, start, end)
+        made[leaf.name] = _cut(leaf, value, feed, start, end) if of_tokens(leaf, feed) else value
     if isinstance(feed.batch, Mapping):
         rest = {k: v for k, v in feed.batch.items() if not tensors_in(v) and k not in ("labels", "use_cache")}
         made.update(rest)
@@ -73,15 +73,19 @@ def as_keywords(function: Callable[..., Any], feed: Feed, values: list[Tensor], 
     return made
 
 
-def _cut(name: str, value: Tensor, role: Role, feed: Feed, start: int, end: int) -> Tensor:
+def of_tokens(leaf: Leaf, feed: Feed) -> bool:
+    """Whether an input goes with the positions of the tokens: not what the encoder before a decoder reads."""
+    decoder = any(one.name.startswith("decoder_") for one in feed.leaves)
+    return leaf.role is not Role.CONTEXT and (not decoder or leaf.name.startswith("decoder_"))
+
+
+def _cut(leaf: Leaf, value: Tensor, feed: Feed, start: int, end: int) -> Tensor:
     dim = feed.time_dim
-    if role is Role.CONTEXT or value.dim() <= dim or value.shape[dim] != feed.length:
-        if role is Role.GIVEN and value.dim() > 2:
-            raise Unfit(f"'{name}' has more than two dims")
+    if leaf.role is Role.GIVEN and value.dim() > 2:
+        raise Unfit(f"'{leaf.name}' has more than two dims")
+    if value.dim() <= dim or value.shape[dim] != feed.length:
         return value
-    if role is Role.GIVEN and value.dim() > 2:
-        raise Unfit(f"'{name}' has more than two dims")
-    if "mask" in name.lower():
+    if "mask" in leaf.name.lower():
         return value.narrow(dim, 0, end)
     return value.narrow(dim, start, end - start)
 

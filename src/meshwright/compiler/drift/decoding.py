@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,9 @@ def decode(stand: Stand, feed: Feed) -> Decoded:
         whole = _whole(stand, feed)
     except Exception as fault:
         return Decoded(None, (), (f"decoding: the model does not run in evaluation: {_told(fault)}",))
-    findings, skipped, worst = [], [], None
+    findings: list[Diagnostic] = []
+    skipped: list[str] = []
+    worst: float | None = None
     for how, ends in cuts.items():
         try:
             error, first = _compare(stand, feed, caching, whole, ends)
@@ -85,17 +87,13 @@ def _whole(stand: Stand, feed: Feed) -> Ran:
 
 def _logits(returned: Any, feed: Feed, length: int) -> Tensor:
     """``[rows, positions, ...]``: the first output of tokens."""
-    from dataclasses import replace
-
     found = token_outputs(returned, replace(feed, length=length))
     if not found:
         raise Unfit("nothing that the model returns has the positions of its input")
     return found[0].value
 
 
-def _compare(
-    stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[int]
-) -> tuple[float, _Apart | None]:
+def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[int]) -> tuple[float, _Apart | None]:
     """The largest difference, and the first position that has one."""
     expected = _logits(whole.returned, feed, feed.length)
     size = float(expected.abs().max()) or 1.0
@@ -130,9 +128,7 @@ def _piece(stand: Stand, feed: Feed, caching: Caching, cache: Any, start: int, e
             given[caching.name] = cache
         return function(**given)
 
-    return stand.go(
-        call, values, lambda r: [_logits(r, feed, end - start)], training=False, wide=True, budget=BUDGET
-    )
+    return stand.go(call, values, lambda r: [_logits(r, feed, end - start)], training=False, wide=True, budget=BUDGET)
 
 
 def _finding(how: str, feed: Feed, whole: Trace, first: _Apart) -> Diagnostic:

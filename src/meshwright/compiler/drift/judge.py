@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed, Unfit, call_with, read_feed
@@ -15,9 +14,9 @@ from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.drift.aligning import apart
 from meshwright.compiler.drift.carrying import Disturbing
-from meshwright.compiler.drift.decoding import decode
+from meshwright.compiler.drift.decoding import Decoded, decode
 from meshwright.compiler.drift.difference import Difference
-from meshwright.compiler.drift.lengths import compare_lengths
+from meshwright.compiler.drift.lengths import Compared, compare_lengths
 from meshwright.compiler.drift.modes import Modes, differences
 from meshwright.compiler.drift.recorder import BUDGET
 from meshwright.compiler.drift.running import Ran, Stand, standing
@@ -63,12 +62,20 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         runs[False, True].trace.by_key(),
     )
     found, noise = differences(modes)
-    found = [_carried(stand, feed, one, outputs[False, True]) if i < _CARRIED else _plainly(one)
-             for i, one in enumerate(found)]
-    decoded = decode(stand, feed)
-    compared = compare_lengths(stand, feed)
+    found = [
+        _carried(stand, feed, one, outputs[False, True]) if i < _CARRIED else _plainly(one)
+        for i, one in enumerate(found)
+    ]
+    chance = _in_evaluation(modes)
+    if chance:
+        why = "evaluation draws by chance, so that no two runs of it agree"
+        decoded, compared = Decoded(None, (), (f"decoding: {why}",)), Compared(None, (), (f"lengths: {why}",))
+    else:
+        decoded, compared = decode(stand, feed), compare_lengths(stand, feed)
+    known = {(d.place.file, d.place.line) for d in found}
+    alone = [finding for where, finding in chance.items() if where not in known]
     return Drift(
-        (*(one.diagnostic for one in found), *_in_evaluation(modes), *decoded.findings, *compared.findings),
+        (*(one.diagnostic for one in found), *alone, *decoded.findings, *compared.findings),
         math.sqrt(sum(one.predicted**2 for one in found)),
         _apart(outputs[True, False], outputs[False, False]),
         _apart(outputs[True, True], outputs[False, True]),
@@ -122,8 +129,8 @@ def _plainly(one: Difference) -> Difference:
     return replace(one, predicted=math.sqrt(sum(error**2 for _, error in one.at)))
 
 
-def _in_evaluation(modes: Modes) -> list[Diagnostic]:
-    """What evaluation draws by chance: a dropout that was not told that training is over."""
+def _in_evaluation(modes: Modes) -> dict[tuple[str, int], Diagnostic]:
+    """By line, what evaluation draws by chance: a dropout that was not told that training is over."""
     made = {}
     for step in modes.evaluation.computing():
         if step.random:
@@ -134,7 +141,7 @@ def _in_evaluation(modes: Modes) -> list[Diagnostic]:
                 "give F.dropout training=self.training",
                 (f"in evaluation: {step.op}",),
             )
-    return list(made.values())
+    return made
 
 
 def _unknown(reason: str) -> Drift:

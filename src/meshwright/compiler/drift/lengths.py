@@ -12,6 +12,7 @@ from torch import Tensor
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, call_with
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.drift.cached import of_tokens
 from meshwright.compiler.drift.partial import onset
 from meshwright.compiler.drift.recorder import BUDGET
 from meshwright.compiler.drift.running import Ran, Stand
@@ -48,12 +49,16 @@ def compare_lengths(stand: Stand, feed: Feed) -> Compared:
         told = str(fault).strip().splitlines()[0][:160] if str(fault).strip() else ""
         return Compared(None, (), (f"lengths: a prefix cannot be run alone: {type(fault).__name__}: {told}",))
     found = onset(whole.trace, feed.length, part.trace, 0, short)
-    notes = [f"positions 0 to {short - 1} differ by {error:.1e} of the largest output between lengths {short} and "
-             f"{feed.length}, though they see the same tokens"]
+    notes = [
+        f"positions 0 to {short - 1} differ by {error:.1e} of the largest output between lengths {short} and "
+        f"{feed.length}, though they see the same tokens"
+    ]
     if found is not None:
         notes.append(f"first differs in {found.step.op} of module '{found.step.module}'")
         if found.constant is not None:
-            notes.append(f"given a constant: {found.constant[1]} at length {short}, {found.constant[0]} at {feed.length}")
+            notes.append(
+                f"given a constant: {found.constant[1]} at length {short}, {found.constant[0]} at {feed.length}"
+            )
     message = "outputs depend on the length of the batch, by a constant that is made of it"
     action = "make the constant of positions or of the configuration, not of the length at hand"
     diagnostic = Diagnostic("E0776", message, found.step.place if found else None, action, tuple(notes))
@@ -72,7 +77,8 @@ def prefix_of(feed: Feed, length: int) -> Feed:
     for leaf in feed.leaves:
         value = leaf.value
         for dim in range(1, value.dim()):
-            if value.shape[dim] == feed.length and (dim == feed.time_dim or leaf.role is Role.GIVEN):
+            cut = of_tokens(leaf, feed) and (dim == feed.time_dim or leaf.role is Role.GIVEN)
+            if cut and value.shape[dim] == feed.length:
                 value = value.narrow(dim, 0, length)
         values.append(value)
     return feed.with_values(values, feed.rows, length, None)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.drift.aligning import Block, Pair, align, apart
 from meshwright.compiler.drift.difference import Difference, joined
 from meshwright.compiler.drift.rounding import error_of_block, error_of_dtype, narrower
 from meshwright.compiler.drift.step import Key, Step, Trace
 from meshwright.compiler.drift.verdict import TOLERANCE
-from meshwright.compiler.numerics.error_model import UNIT
+from meshwright.compiler.numerics.error_model import UNIT, one_rounding
 
 REDUCTIONS = frozenset(
     "sum mean amax amin max min prod var var_mean std logsumexp _softmax _log_softmax softmax log_softmax cumsum "
@@ -97,7 +98,9 @@ def _alike(a: list[object], b: list[object]) -> bool:
 
 def _resolution(a: Tensor, b: Tensor) -> float:
     """What two constants may be apart by their own rounding."""
-    units = [UNIT["bf16"] if t.dtype == torch.bfloat16 else UNIT["f16"] if t.dtype == torch.float16 else 0 for t in (a, b)]
+    units = [
+        UNIT["bf16"] if t.dtype == torch.bfloat16 else UNIT["f16"] if t.dtype == torch.float16 else 0 for t in (a, b)
+    ]
     return 4 * max(*units, UNIT["f32"])
 
 
@@ -151,23 +154,14 @@ def _of_casts(modes: Modes) -> list[Difference]:
             trace = modes.evaluation if which else modes.training
             ends = [s for s in trace.computing() if s.number in step.sources][-1:]
             told = f"rounded to {step.dtype}"
-            error = narrow_error(step.dtype)
+            error = one_rounding(step.dtype) if step.dtype in UNIT else 0.0
             at = tuple((s.key, error) for s in ends)
             both = ("not rounded", told) if which else (told, "not rounded")
             made.append(Difference("E0770", step.place, ends[0].module if ends else "", *both, at, told))
     return made
 
 
-def narrow_error(dtype: str) -> float:
-    """What a rounding to a dtype costs."""
-    from meshwright.compiler.numerics.error_model import one_rounding
-
-    return one_rounding(dtype) if dtype in UNIT else 0.0
-
-
-def _block(
-    modes: Modes, aligned: list[Pair | Block], number: int, found: list[Difference], noise: list[str]
-) -> None:
+def _block(modes: Modes, aligned: list[Pair | Block], number: int, found: list[Difference], noise: list[str]) -> None:
     block = aligned[number]
     assert isinstance(block, Block)
     if any(s.random for s in block.first) and not block.second:
@@ -175,7 +169,9 @@ def _block(
         noise.append(f"what training draws by chance at {place.file}:{place.line}")
         return
     before, after = _around(modes, aligned, number)
-    told = tuple(_ops(steps) for steps in (block.first, block.second))
+    told = (_ops(block.first), _ops(block.second))
+    if any(s.random for s in block.second):
+        told = (told[0], f"{told[1]}, which draws by chance")
     place, module = _place(block)
     same = after is not None and after <= max(TOLERANCE, 2 * before)
     sums = any(s.name.partition(".")[2] in REDUCTIONS or "attention" in s.name for s in (*block.first, *block.second))
@@ -195,14 +191,13 @@ def _structural(
     modes: Modes, aligned: list[Pair | Block], number: int, code: str, training: str, evaluation: str
 ) -> Difference:
     """A difference that is none of rounding: its error is what it makes at the op in float64."""
-    before, after = _around(modes, aligned, number)
     pair = aligned[number]
     assert isinstance(pair, Pair)
-    here = modes.distance(pair)
-    grown = here if here is not None else after
-    error = math.sqrt(max(0.0, (grown or 0.0) ** 2 - before**2))
-    key = pair.second.key if here is not None else _key_after(aligned, number, None)
-    at = ((key, error),) if key else ()
+    before, _ = _around(modes, aligned, number)
+    # a mask or an index cannot be disturbed: the first number that comes of it can
+    later = ((p, modes.distance(p)) for p in aligned[number:] if isinstance(p, Pair) and p.second.dtype)
+    carrier = next(((p, far) for p, far in later if far), None)
+    at = ((carrier[0].second.key, math.sqrt(max(0.0, carrier[1] ** 2 - before**2))),) if carrier else ()
     why = "measured in float64"
     return Difference(code, pair.second.place, pair.second.module, training, evaluation, at, why)
 
@@ -221,7 +216,7 @@ def _key_after(aligned: list[Pair | Block], number: int, block: Block | None) ->
     return next((p.second.key for p in aligned[number + 1 :] if isinstance(p, Pair)), None)
 
 
-def _place(block: Block) -> tuple[object, str] | tuple[object, str]:
+def _place(block: Block) -> tuple[Origin, str]:
     step = (block.second or block.first)[0]
     return step.place, step.module
 

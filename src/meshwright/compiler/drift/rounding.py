@@ -7,7 +7,7 @@ import math
 from meshwright.compiler.drift.aligning import Block, Pair
 from meshwright.compiler.drift.step import Step, Trace
 from meshwright.compiler.numerics.accumulators import keeps_half
-from meshwright.compiler.numerics.error_model import UNIT, error_of_sum, one_rounding
+from meshwright.compiler.numerics.error_model import UNIT, Order, error_of_sum, one_rounding
 
 
 def narrower(a: str, b: str) -> str:
@@ -37,7 +37,7 @@ def error_of_step(step: Step) -> float:
     halves = step.dtype in ("bf16", "f16")
     inner = step.dtype if not halves or keeps_half(step.op, step.dtype, "cpu") else "f32"
     # the kernels of this machine add in lanes and blocks, which is nearer to a tree
-    order = "ring" if halves and inner == step.dtype else "tree"
+    order: Order = "ring" if halves and inner == step.dtype else "tree"
     return math.hypot(one_rounding(step.dtype), error_of_sum(inner, count, order=order))
 
 
