@@ -11,7 +11,7 @@ from tests.drift import models
 CACHES: dict[str, tuple[nn.Module, str]] = {
     "positions one too far": (models.Cached(offset=1), "positions"),
     "positions that begin anew": (models.Cached(forget_positions=True), "positions"),
-    "keys cut to a window": (models.Cached(window=4), "the cache holds 4 of 6 positions"),
+    "keys cut to a window": (models.Cached(window=4), "5 of 7 positions are there"),
     "state of a convolution too short": (models.CachedConvolution(2), "the state of a convolution"),
 }
 

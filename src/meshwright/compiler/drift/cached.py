@@ -90,27 +90,6 @@ def _cut(leaf: Leaf, value: Tensor, feed: Feed, start: int, end: int) -> Tensor:
     return value.narrow(dim, start, end - start)
 
 
-def held(cache: Any) -> int | None:
-    """How many positions a cache holds: the shortest of its layers, by dim ``-2`` of keys; None if it has no such."""
-    found = [t.shape[-2] for t in _tensors(cache, 0, set()) if t.dim() == 4 and t.numel()]
-    return min(found) if found else None
-
-
-def _tensors(value: Any, depth: int, seen: set[int]) -> list[Tensor]:
-    if depth > 6 or id(value) in seen:
-        return []
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        inner = list(value.values())
-    elif isinstance(value, list | tuple):
-        inner = list(value)
-    else:
-        inner = list(getattr(value, "__dict__", {}).values())
-    return [t for one in inner for t in _tensors(one, depth + 1, seen)]
-
-
 def visible(feed: Feed) -> Tensor:
     """``[rows, length]``: the positions that a mask of zeros and ones does not leave out."""
     seen = torch.ones(feed.rows, feed.length, dtype=torch.bool)

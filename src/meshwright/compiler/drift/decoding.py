@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.compiler.causality.feed import Feed, Unfit
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
-from meshwright.compiler.drift.cached import Caching, as_keywords, caching_of, held, visible
+from meshwright.compiler.drift.cached import Caching, as_keywords, caching_of, visible
 from meshwright.compiler.drift.partial import Onset, onset
 from meshwright.compiler.drift.recorder import BUDGET
 from meshwright.compiler.drift.running import Ran, Stand
@@ -38,7 +38,6 @@ class _Apart:
     start: int
     end: int
     trace: Trace
-    held: int | None
 
 
 def decode(stand: Stand, feed: Feed) -> Decoded:
@@ -112,7 +111,7 @@ def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[
             worst = max(worst, float(far.max()))
             if first is None and worst > TOLERANCE:
                 position = start + int((far > TOLERANCE).nonzero()[0])
-                first = _Apart(position, float(far.max()), start, end, ran.trace, held(cache))
+                first = _Apart(position, float(far.max()), start, end, ran.trace)
             start = end
     return worst, first
 
@@ -149,11 +148,11 @@ _MESSAGE = "with a cache the outputs are other ones than those of the whole sequ
 
 def _cause(found: Onset | None, first: _Apart) -> str:
     """What fits what was seen."""
-    if first.held is not None and first.held < first.end:
-        return f"the cache holds {first.held} of {first.end} positions, and the whole sequence sees more"
     if found is None:
         return "not known"
     name = found.step.name
+    if found.there is not None and found.constant is None:
+        return f"{found.there} of {first.end} positions are there: the cache has lost some that the whole sequence sees"
     if found.constant is not None:
         whole, given = found.constant
         return f"positions or a mask: {given} was given, the whole sequence has {whole}"

@@ -19,6 +19,8 @@ class Onset:
     step: Step
     constant: tuple[str, str] | None = None
     """What the whole run had for these positions, and what was given."""
+    there: int | None = None
+    """How many positions an op before it had, where that is fewer than there have been."""
 
 
 def same_positions(whole: Tensor, length: int, part: Tensor, start: int, end: int) -> Tensor | None:
@@ -37,14 +39,25 @@ def same_positions(whole: Tensor, length: int, part: Tensor, start: int, end: in
 
 def onset(whole: Trace, length: int, part: Trace, start: int, end: int) -> Onset | None:
     """The first op, in the order of the run of the part, whose result for these positions is another one."""
+    there = None
     for pair in pairs(align(whole.computing(), part.computing())):
         first, second = pair.first, pair.second
+        if there is None:
+            there = _fewer(first, second, length, start, end)
         if first.value is None or second.value is None:
             continue
         mine = same_positions(first.value, length, second.value, start, end)
-        if mine is None or not differs(mine, second.value):
-            continue
-        return Onset(second, _constant(first, second, length, start, end))
+        if mine is not None and differs(mine, second.value):
+            return Onset(second, _constant(first, second, length, start, end), there)
+    return None
+
+
+def _fewer(first: Step, second: Step, length: int, start: int, end: int) -> int | None:
+    """A size that is that of all positions in the whole run, and in the part neither of its own nor of all so far."""
+    for one, other in zip(first.results, second.results, strict=False):
+        for a, b in zip(one.shape, other.shape, strict=False):
+            if a == length and b < end and b != end - start and len(one.shape) == len(other.shape):
+                return b
     return None
 
 
