@@ -262,3 +262,43 @@ class Keeping(Base):
         if self.training:
             self.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 1)))
         return x
+
+
+class HandNormed(Base):
+    """Batch norm in the model's own words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("variance", torch.ones(WIDTH))
+
+    def middle(self, x: Tensor) -> Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            mean, variance = x.mean((0, 1)), x.var((0, 1))
+            self.mean.mul_(0.9).add_(0.1 * mean.detach())
+            self.variance.mul_(0.9).add_(0.1 * variance.detach())
+        return (x - mean) / (variance + 1e-5).sqrt()
+
+
+class RoundedOnce(Base):
+    """Cast to f32 for one op, which computes in f32 anyway: the same bits."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.silu(x.float()).to(x.dtype) if self.training else F.silu(x)
+
+
+class CappedInEval(Base):
+    """Logits capped in evaluation alone: nothing comes after it."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids)
+        return logits if self.training else 3 * (logits / 3).tanh()
+
+
+class StochasticDepth(Base):
+    """Leaves out a branch by chance while training."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        kept = (torch.rand(x.shape[0], 1, 1) < 0.8) / 0.8 if self.training else 1
+        return x + self.out(x) * kept if self.training else x + self.out(x)

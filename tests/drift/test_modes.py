@@ -23,6 +23,8 @@ DRIFTING: dict[str, tuple[nn.Module, str, bool]] = {
     "a mean over other dims": (models.OtherDims(), "E0772", False),
     "dropout in evaluation": (models.DropsInEval(), "E0771", False),
     "batch norm": (models.Normed(), "W0774", False),
+    "batch norm by hand": (models.HandNormed(), "W0774", False),
+    "logits capped in evaluation": (models.CappedInEval(), "E0771", False),
 }
 """The model, the code, and whether float64 computes the same in both modes: only rounding drifts."""
 
@@ -46,6 +48,18 @@ def test_a_model_that_does_not_drift(model: nn.Module) -> None:
     found = meshwright.drift(model, models.tokens())
     assert found.passed and not found.findings, found.text()
     assert found.measured == 0 and found.predicted == 0
+
+
+def test_a_cast_that_rounds_once_either_way_is_predicted_to_cost_nothing() -> None:
+    found = meshwright.drift(models.RoundedOnce().bfloat16(), models.tokens())
+    assert [f.code for f in found.findings] == ["E0770"]
+    assert found.predicted == 0 and found.measured == 0
+
+
+def test_what_training_draws_by_chance_is_no_drift_but_said() -> None:
+    found = meshwright.drift(models.StochasticDepth(), models.tokens())
+    assert found.passed and not found.findings, found.text()
+    assert any("draws by chance" in one for one in found.skipped)
 
 
 def test_a_finding_names_the_line_and_both_sides() -> None:

@@ -60,6 +60,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         runs[False, False].trace,
         runs[True, True].trace.by_key(),
         runs[False, True].trace.by_key(),
+        _apart(outputs[True, True], outputs[False, True]) or 0.0,
     )
     found, noise = differences(modes)
     found = [
@@ -78,7 +79,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         (*(one.diagnostic for one in found), *alone, *decoded.findings, *compared.findings),
         math.sqrt(sum(one.predicted**2 for one in found)),
         _apart(outputs[True, False], outputs[False, False]),
-        _apart(outputs[True, True], outputs[False, True]),
+        modes.end,
         decoded.error,
         compared.error,
         (*dict.fromkeys(noise), *decoded.skipped, *compared.skipped),

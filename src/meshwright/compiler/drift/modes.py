@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.drift.aligning import Block, Pair, align, apart
+from meshwright.compiler.drift.arguments import listed, unlike
 from meshwright.compiler.drift.difference import Difference, joined
 from meshwright.compiler.drift.rounding import error_of_block, error_of_dtype, narrower
 from meshwright.compiler.drift.step import Key, Step, Trace
@@ -31,6 +29,8 @@ class Modes:
     evaluation: Trace
     wide_training: dict[Key, Step]
     wide_evaluation: dict[Key, Step]
+    end: float
+    """How far the outputs are apart in float64."""
 
     def distance(self, pair: Pair) -> float | None:
         """How far the results of an op are apart in float64."""
@@ -43,10 +43,15 @@ def differences(modes: Modes) -> tuple[list[Difference], list[str]]:
     aligned = align(modes.training.computing(), modes.evaluation.computing())
     found: list[Difference] = []
     noise: list[str] = []
+    drawn: set[int] = set()
     region: list[Pair] = []
     for number, one in enumerate(aligned):
         if isinstance(one, Block):
-            _block(modes, aligned, number, found, noise)
+            chance = _by_chance(one, drawn)
+            if chance is not None:
+                noise.append(f"what training draws by chance at {chance.place.file}:{chance.place.line}")
+            else:
+                _block(modes, aligned, number, found)
             continue
         if one.first.dtype != one.second.dtype and one.first.dtype and one.second.dtype:
             region.append(one)
@@ -62,61 +67,11 @@ def _of_pair(modes: Modes, aligned: list[Pair | Block], number: int, pair: Pair)
     flags = [[n for n in s.numbers if isinstance(n, bool)] for s in (first, second)]
     if "batch_norm" in first.name and (first.op != second.op or flags[0] != flags[1]):
         return [_structural(modes, aligned, number, "W0774", "the mean and variance of the batch", "running ones")]
-    sides = _unlike(first, second)
+    sides = unlike(first, second)
     if sides is None:
         return []
-    code = "E0772" if first.name.partition(".")[2] in REDUCTIONS else "E0773"
+    code = "E0772" if _is_reduction(first) else "E0773"
     return [_structural(modes, aligned, number, code, *sides)]
-
-
-def _unlike(first: Step, second: Step) -> tuple[str, str] | None:
-    """Both sides of what differs in the arguments of an op; None if nothing does, or what was given does already."""
-    shapes = [[o.shape for o in s.operands] for s in (first, second)]
-    for i, (a, b) in enumerate(zip(*shapes, strict=False)):
-        constant = i in first.constants and i in second.constants
-        if a != b and not constant:
-            return None
-    # a variant of the op may tell what it is to do by other arguments
-    numbers = [[n for n in s.numbers if not isinstance(n, str)] for s in (first, second)]
-    if first.op == second.op and not _alike(numbers[0], numbers[1]):
-        return f"{first.op} with {_told(numbers[0])}", f"with {_told(numbers[1])}"
-    for i in sorted(first.constants.keys() & second.constants.keys()):
-        a, b = first.constants[i], second.constants[i]
-        far = apart(a, b)
-        if a.shape != b.shape or (far or 0.0) > _resolution(a, b):
-            return f"{first.op} with the constant {_shown(a, b)}", _shown(b, a)
-    if len(first.results) == len(second.results) and not first.chosen:
-        for one, other in zip(first.results, second.results, strict=True):
-            if one.shape != other.shape:
-                return f"{first.op} to shape {list(one.shape)}", f"to shape {list(other.shape)}"
-    return None
-
-
-def _alike(a: list[object], b: list[object]) -> bool:
-    return len(a) == len(b) and all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=True))
-
-
-def _resolution(a: Tensor, b: Tensor) -> float:
-    """What two constants may be apart by their own rounding."""
-    units = [
-        UNIT["bf16"] if t.dtype == torch.bfloat16 else UNIT["f16"] if t.dtype == torch.float16 else 0 for t in (a, b)
-    ]
-    return 4 * max(*units, UNIT["f32"])
-
-
-def _told(numbers: list[object]) -> str:
-    return ", ".join(f"{n:g}" if isinstance(n, float) else str(n) for n in numbers) or "no numbers"
-
-
-def _shown(value: Tensor, other: Tensor) -> str:
-    """A constant: its shape, and elements from the first that differs."""
-    flat = value.flatten()
-    start = 0
-    if value.shape == other.shape and value.dtype == other.dtype:
-        unlike = (value != other).flatten().nonzero()
-        start = int(unlike[0]) if unlike.numel() else 0
-    shown = [f"{float(v):g}" if value.is_floating_point() else str(int(v)) for v in flat[start : start + 4]]
-    return f"{list(value.shape)} {' '.join(shown)}" + (" ..." if flat.numel() > start + 4 else "")
 
 
 def _of_dtypes(modes: Modes, region: list[Pair]) -> list[Difference]:
@@ -161,28 +116,41 @@ def _of_casts(modes: Modes) -> list[Difference]:
     return made
 
 
-def _block(modes: Modes, aligned: list[Pair | Block], number: int, found: list[Difference], noise: list[str]) -> None:
+def _by_chance(block: Block, drawn: set[int]) -> Step | None:
+    """The op of training that draws, or is given what was drawn, where evaluation has none in its place."""
+    if block.second:
+        return None
+    found = next((s for s in block.first if s.random or s.sources & drawn), None)
+    if found is not None:
+        drawn.update(s.number for s in block.first)
+    return found
+
+
+def _block(modes: Modes, aligned: list[Pair | Block], number: int, found: list[Difference]) -> None:
     block = aligned[number]
     assert isinstance(block, Block)
-    if any(s.random for s in block.first) and not block.second:
-        place = next(s.place for s in block.first if s.random)
-        noise.append(f"what training draws by chance at {place.file}:{place.line}")
-        return
+    ours, theirs = modes.training.fixed(), modes.evaluation.fixed()
+    extra = [s for s in block.first if (s.name, s.place.file, s.place.line) not in theirs]
+    extra += [s for s in block.second if (s.name, s.place.file, s.place.line) not in ours]
+    if not extra:
+        return  # the other run has them as well, of constants: running statistics
     before, after = _around(modes, aligned, number)
-    told = (_ops(block.first), _ops(block.second))
+    told = (listed(block.first), listed(block.second))
     if any(s.random for s in block.second):
         told = (told[0], f"{told[1]}, which draws by chance")
     place, module = _place(block)
-    same = after is not None and after <= max(TOLERANCE, 2 * before)
-    sums = any(s.name.partition(".")[2] in REDUCTIONS or "attention" in s.name for s in (*block.first, *block.second))
+    same = after <= max(TOLERANCE, 2 * before)
+    sums = any(_is_reduction(s) or "attention" in s.name for s in (*block.first, *block.second))
     key = _key_after(aligned, number, block)
     if same:
         error = error_of_block(block)
         code = "E0772" if sums else "E0771"
         why = "the same in float64; by rounding"
     else:
-        error = math.sqrt(max(0.0, (after or 0.0) ** 2 - before**2))
+        error = math.sqrt(max(0.0, after**2 - before**2))
         code, why = "E0771", "measured in float64"
+    if any(s.number in modes.training.statistics and _is_reduction(s) for s in block.first):
+        code = "W0774"
     at = ((key, error),) if key else ()
     found.append(Difference(code, place, module, *told, at, why))
 
@@ -202,11 +170,11 @@ def _structural(
     return Difference(code, pair.second.place, pair.second.module, training, evaluation, at, why)
 
 
-def _around(modes: Modes, aligned: list[Pair | Block], number: int) -> tuple[float, float | None]:
+def _around(modes: Modes, aligned: list[Pair | Block], number: int) -> tuple[float, float]:
     """How far apart the runs are before an entry and after it, at the nearest ops that can be compared."""
     back = (modes.distance(p) for p in reversed(aligned[:number]) if isinstance(p, Pair))
     on = (modes.distance(p) for p in aligned[number + 1 :] if isinstance(p, Pair))
-    return next((d for d in back if d is not None), 0.0), next((d for d in on if d is not None), None)
+    return next((d for d in back if d is not None), 0.0), next((d for d in on if d is not None), modes.end)
 
 
 def _key_after(aligned: list[Pair | Block], number: int, block: Block | None) -> Key | None:
@@ -216,11 +184,10 @@ def _key_after(aligned: list[Pair | Block], number: int, block: Block | None) ->
     return next((p.second.key for p in aligned[number + 1 :] if isinstance(p, Pair)), None)
 
 
+def _is_reduction(step: Step) -> bool:
+    return step.name.partition(".")[2] in REDUCTIONS
+
+
 def _place(block: Block) -> tuple[Origin, str]:
     step = (block.second or block.first)[0]
     return step.place, step.module
-
-
-def _ops(steps: tuple[Step, ...]) -> str:
-    names = [s.op for s in steps]
-    return "no such op" if not names else ", ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")

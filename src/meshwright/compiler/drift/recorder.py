@@ -94,16 +94,18 @@ class Where:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
-    """A run as a :class:`Trace`; ``inputs`` and ``weights`` are what is no constant."""
+    """A run as a :class:`Trace`; ``variables`` are inputs and weights: what is no constant."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, where: Where, variables: list[Tensor], budget: int = 0) -> None:
+    def __init__(self, where: Where, variables: list[Tensor], buffers: list[Tensor], budget: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.where = where
         self.trace = Trace()
         self.left = budget
         self._made: dict[int, _Made] = {}
+        self._buffers = {_address(b) for b in buffers if b.is_floating_point()}
+        self._written: set[int] = set()
         for value in variables:
             self._made[_address(value)] = _Made(False, frozenset())
 
@@ -152,12 +154,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             whole = cast and target.numel() * target.itemsize == target.untyped_storage().nbytes()
             kept = made if whole else _Made(made.constant and before.constant, made.sources | before.sources)
             self._made[_address(target)] = kept
+            if _address(target) in self._buffers:
+                self._written.add(number)
         self._keep(outs, [], made)
         return out
 
     def end(self, outputs: list[Tensor]) -> Trace:
         """The trace of a run that has returned ``outputs``."""
-        self.trace.mark(frozenset(s for o in outputs for s in self._known(o).sources))
+        sources = frozenset(s for o in outputs for s in self._known(o).sources)
+        self.trace.mark(sources, frozenset(self._written))
         return self.trace
 
     def _known(self, tensor: Tensor) -> _Made:

@@ -93,7 +93,7 @@ class Stand:
         """One call among several in :meth:`as_given`, which may keep state from one to the next."""
         where = Where()
         handles = where.follow(self.subject.modules)
-        recorder = Recorder(where, [*self.subject.parameters, *variables], budget)
+        recorder = Recorder(where, [*self.subject.parameters, *variables], self.subject.buffers, budget)
         without = WithoutDropout() if training else None
         try:
             with contextlib.ExitStack() as stack:

@@ -72,6 +72,8 @@ class Trace:
     live: set[int] = field(default_factory=set)
     drops: list[Origin] = field(default_factory=list)
     """Lines where training drops."""
+    statistics: set[int] = field(default_factory=set)
+    """Steps that buffers are written from: running statistics."""
 
     def computing(self) -> list[Step]:
         """The live steps that compute with inputs or weights, casts left out."""
@@ -81,11 +83,19 @@ class Trace:
         """Steps by where they are."""
         return {s.key: s for s in self.steps if not s.cast}
 
-    def mark(self, sources: frozenset[int]) -> None:
-        """Find what is live: what ``sources`` depend on."""
+    def mark(self, sources: frozenset[int], written: frozenset[int]) -> None:
+        """Find what outputs depend on, and what buffers that were written do."""
+        self._reach(sources, self.live)
+        self._reach(written, self.statistics)
+
+    def fixed(self) -> set[tuple[str, str, int]]:
+        """Ops, with their lines, that depend on neither inputs nor weights."""
+        return {(s.name, s.place.file, s.place.line) for s in self.steps if not s.active}
+
+    def _reach(self, sources: frozenset[int], found: set[int]) -> None:
         waiting = list(sources)
         while waiting:
             number = waiting.pop()
-            if number not in self.live:
-                self.live.add(number)
+            if number not in found:
+                found.add(number)
                 waiting.extend(self.steps[number].sources)
