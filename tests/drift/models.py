@@ -296,6 +296,44 @@ class CappedInEval(Base):
         return logits if self.training else 3 * (logits / 3).tanh()
 
 
+class Recurrent(nn.Module):
+    """Two layers of a GRU, with dropout between them, that take a state and return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.layers = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.GRU(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3),
+        )
+
+    def forward(self, ids: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        out, after = self.layers(self.embed(ids), state)
+        return out, after
+
+
+class OtherWindow(Base):
+    """Training sees four tokens, evaluation all before."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        if self.training:
+            mask = mask.triu(-3)
+        return x + self.out((q @ k.transpose(1, 2)).masked_fill(~mask, float("-inf")).softmax(-1) @ v)
+
+
+class OtherPositions(Base):
+    """Positions begin at 1 in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(LENGTH + 1, WIDTH)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.places(torch.arange(x.shape[1]) + (0 if self.training else 1))
+
+
 class StochasticDepth(Base):
     """Leaves out a branch by chance while training."""
 

@@ -20,6 +20,8 @@ DRIFTING: dict[str, tuple[nn.Module, str, bool]] = {
     "another activation": (models.OtherActivation(), "E0771", False),
     "a temperature": (models.OtherScale(), "E0773", False),
     "capacity of experts": (models.Capacity(), "E0773", False),
+    "a mask": (models.OtherWindow(), "E0773", False),
+    "offset of positions": (models.OtherPositions(), "E0773", False),
     "a mean over other dims": (models.OtherDims(), "E0772", False),
     "dropout in evaluation": (models.DropsInEval(), "E0771", False),
     "batch norm": (models.Normed(), "W0774", False),

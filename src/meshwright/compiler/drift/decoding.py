@@ -161,7 +161,7 @@ def _cause(found: Onset | None, first: _Apart) -> str:
     if "embedding" in name:
         return "positions: another row of the table was read"
     if "attention" in name or "softmax" in name or name in ("aten.bmm", "aten.where", "aten.masked_fill"):
-        return "the mask, or keys that are missing"
+        return "the mask, or the keys and values that the cache gives back"
     return "what is kept from one call to the next"
 
 

@@ -16,7 +16,7 @@ from meshwright.compiler.numerics.error_model import UNIT, one_rounding
 
 REDUCTIONS = frozenset(
     "sum mean amax amin max min prod var var_mean std logsumexp _softmax _log_softmax softmax log_softmax cumsum "
-    "linalg_vector_norm norm mm bmm addmm baddbmm native_layer_norm native_group_norm _fused_rms_norm topk sort".split()
+    "linalg_vector_norm norm mm bmm addmm baddbmm native_layer_norm native_group_norm _fused_rms_norm".split()
 )
 """Ops whose result is made of many elements."""
 

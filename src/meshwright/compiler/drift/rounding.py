@@ -52,10 +52,10 @@ def error_of_dtype(pair: Pair, training: Trace, evaluation: Trace) -> float:
     mine, other = (training, evaluation) if narrow is pair.first else (evaluation, training)
     if low not in UNIT:
         return 0.0
-    casts = [s for s in mine.steps if s.cast and s.number in narrow.sources and s.dtype == low]
-    rounded = [s for s in casts if s.operands and narrower(s.operands[-1].dtype, low) == low]
-    rounded = [s for s in rounded if s.operands[-1].dtype != low]
-    users = [s for s in other.steps if wide.number in s.sources and s.number in other.live]
+    casts = [s for s in (mine.steps[n] for n in narrow.sources) if s.cast and s.dtype == low]
+    given = [s.operands[-1].dtype for s in casts if s.operands]
+    rounded = [dtype for dtype in given if dtype != low and narrower(dtype, low) == low]
+    users = other.users.get(wide.number, [])
     once = bool(users) and all(s.cast and s.dtype == low for s in users)
     result = error_of_step(narrow)
     if once:

@@ -127,6 +127,9 @@ class Stand:
                 stack.enter_context(torch.set_grad_enabled(training))
                 for module in self.subject.modules:
                     module.train(training)
+                for module, _ in self.attributes:
+                    if training and isinstance(module, nn.RNNBase):
+                        module.dropout = 0.0  # it drops within one op; put back with the other attributes
                 if wide:
                     torch.set_default_dtype(torch.float64)
                 yield

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -78,6 +80,16 @@ class Trace:
     def computing(self) -> list[Step]:
         """The live steps that compute with inputs or weights, casts left out."""
         return [s for s in self.steps if s.number in self.live and s.active and not s.cast]
+
+    @cached_property
+    def users(self) -> dict[int, list[Step]]:
+        """By step, the live ones that are given its result."""
+        made: dict[int, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            if step.number in self.live:
+                for source in step.sources:
+                    made[source].append(step)
+        return made
 
     def by_key(self) -> dict[Key, Step]:
         """Steps by where they are."""
