@@ -27,9 +27,10 @@ def test_a_cache_that_computes_something_else(name: str) -> None:
     assert found.decoding is not None and found.decoding > 1e-3
 
 
-@pytest.mark.parametrize(
-    "model", [models.Cached(), models.CachedConvolution(3), models.Recurrent()], ids=["keys", "convolution", "state"]
-)
+SAME = {"keys": models.Cached(), "convolution": models.CachedConvolution(3), "state": models.Recurrent()}
+
+
+@pytest.mark.parametrize("model", SAME.values(), ids=SAME.keys())
 def test_a_cache_that_computes_the_same(model: nn.Module) -> None:
     found = meshwright.drift(model, models.tokens())
     assert not found.findings, found.text()
