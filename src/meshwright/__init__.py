@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "check": "meshwright.checking",
+    "drift": "meshwright.compiler.drift.judge",
     "load": "meshwright.frontend.language",
     "capture": "meshwright.frontend.capture",
     "compile": "meshwright.build",
@@ -31,6 +32,7 @@ __all__ = [
     "capture",
     "check",
     "compile",
+    "drift",
     "load",
     "parallelize",
     "plan",

@@ -1,0 +1,150 @@
+"""``drift``: runs a model in all the ways in which it is used, and says where they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from meshwright.compiler.causality.feed import Feed, Unfit, call_with, read_feed
+from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.drift.aligning import apart
+from meshwright.compiler.drift.carrying import Disturbing
+from meshwright.compiler.drift.decoding import Decoded, decode
+from meshwright.compiler.drift.difference import Difference
+from meshwright.compiler.drift.lengths import Compared, compare_lengths
+from meshwright.compiler.drift.modes import Modes, differences
+from meshwright.compiler.drift.recorder import BUDGET
+from meshwright.compiler.drift.running import Ran, Stand, standing
+from meshwright.compiler.drift.verdict import UNKNOWN, Drift
+
+_CARRIED = 24
+"""Findings whose error is carried to the logits by a run of its own; of any further one it is taken as it is."""
+
+
+def drift(model: Callable[..., Any], batch: Any, *, batch_dim: int | None = 0, time_dim: int = 1) -> Drift:
+    """Compare a model in training with itself in evaluation, with a cache, and at another length.
+
+    ``model`` is an ``nn.Module``, or a function of tensors that closes over one; it is left as it was. ``batch`` is a
+    tensor, a tuple of positional arguments, or a dict of keyword arguments, with the dims ``batch_dim`` and
+    ``time_dim``. Dropout is off in all runs. Never raises for what the model does: what cannot be run is told as
+    E0777, with the reason.
+    """
+    try:
+        feed = read_feed(model, batch, batch_dim, time_dim, None)
+    except Unfit as fault:
+        return _unknown(str(fault))
+    with standing(model) as stand:
+        return _of(stand, feed)
+
+
+def _of(stand: Stand, feed: Feed) -> Drift:
+    runs: dict[tuple[bool, bool], Ran] = {}
+    for training in (True, False):
+        for wide in (False, True):
+            try:
+                runs[training, wide] = _run(stand, feed, training, wide)
+            except Exception as fault:
+                mode = "training" if training else "evaluation"
+                told = str(fault).strip().splitlines()[0][:200] if str(fault).strip() else ""
+                return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}")
+    outputs = {which: _outputs(ran.returned, feed) for which, ran in runs.items()}
+    if not outputs[True, True] or not outputs[False, True]:
+        return _unknown("nothing that the model returns has the positions of its input")
+    modes = Modes(
+        runs[True, False].trace,
+        runs[False, False].trace,
+        runs[True, True].trace.by_key(),
+        runs[False, True].trace.by_key(),
+        _apart(outputs[True, True], outputs[False, True]) or 0.0,
+    )
+    found, noise = differences(modes)
+    found = [
+        _carried(stand, feed, one, outputs[False, True]) if i < _CARRIED else _plainly(one)
+        for i, one in enumerate(found)
+    ]
+    chance = _in_evaluation(modes)
+    if chance:
+        why = "evaluation draws by chance, so that no two runs of it agree"
+        decoded, compared = Decoded(None, (), (f"decoding: {why}",)), Compared(None, (), (f"lengths: {why}",))
+    else:
+        decoded, compared = decode(stand, feed), compare_lengths(stand, feed)
+    known = {(d.place.file, d.place.line) for d in found}
+    alone = [finding for where, finding in chance.items() if where not in known]
+    return Drift(
+        (*(one.diagnostic for one in found), *alone, *decoded.findings, *compared.findings),
+        math.sqrt(sum(one.predicted**2 for one in found)),
+        _apart(outputs[True, False], outputs[False, False]),
+        modes.end,
+        decoded.error,
+        compared.error,
+        (*dict.fromkeys(noise), *decoded.skipped, *compared.skipped),
+    )
+
+
+def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = None) -> Ran:
+    values = stand.inputs([leaf.value for leaf in feed.leaves], wide)
+
+    def call(function: Callable[..., Any]) -> Any:
+        return call_with(function, feed.filled(values))
+
+    return stand.run(
+        call,
+        values,
+        lambda returned: _outputs(returned, feed),
+        training=training,
+        wide=wide,
+        budget=BUDGET if wide and disturbed is None else 0,
+        around=disturbed,
+    )
+
+
+def _outputs(returned: Any, feed: Feed) -> list[Tensor]:
+    return [o.value for o in token_outputs(returned, feed)]
+
+
+def _apart(first: list[Tensor], second: list[Tensor]) -> float | None:
+    """The largest relative difference of the outputs that both have."""
+    far = [apart(a.detach(), b.detach()) for a, b in zip(first, second, strict=False)]
+    known = [f for f in far if f is not None]
+    return max(known) if known else None
+
+
+def _carried(stand: Stand, feed: Feed, one: Difference, expected: list[Tensor]) -> Difference:
+    """A difference with what it does to the logits."""
+    errors = {key: error for key, error in one.at if error}
+    if not errors:
+        return one
+    try:
+        ran = _run(stand, feed, False, True, lambda where: Disturbing(where, errors))
+    except Exception:
+        return _plainly(one)  # an index or a size that the noise has made impossible
+    return replace(one, predicted=_apart(_outputs(ran.returned, feed), expected) or 0.0)
+
+
+def _plainly(one: Difference) -> Difference:
+    return replace(one, predicted=math.sqrt(sum(error**2 for _, error in one.at)))
+
+
+def _in_evaluation(modes: Modes) -> dict[tuple[str, int], Diagnostic]:
+    """By line, what evaluation draws by chance: a dropout that was not told that training is over."""
+    made = {}
+    for step in modes.evaluation.computing():
+        if step.random:
+            made[step.place.file, step.place.line] = Diagnostic(
+                "E0771",
+                "evaluation draws by chance",
+                replace(step.place, module=step.module),
+                "give F.dropout training=self.training",
+                (f"in evaluation: {step.op}",),
+            )
+    return made
+
+
+def _unknown(reason: str) -> Drift:
+    action = "give a batch that the model takes, and say its dims"
+    return Drift((Diagnostic(UNKNOWN, f"drift is not known: {reason}", None, action),))
