@@ -10,6 +10,7 @@ from meshwright.checking import check
 from meshwright.checking_report import findings_as_json
 from meshwright.checking_source import Given
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
+from meshwright.compiler.drift.judge import drift
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.numerics import findings as numerics_findings
 from meshwright.compiler.passes import separability
@@ -42,6 +43,12 @@ def causality(given: Given) -> Answer:
     """Do outputs see later tokens, other rows, other documents?"""
     found = check(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim, segments=given.segments)
     return Answer(found.passed, found.headline(), found.findings, found.footline(), found.json())
+
+
+def drifts(given: Given) -> Answer:
+    """Does what is used, in evaluation, with a cache, at another length, compute what was trained?"""
+    found = drift(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim)
+    return Answer(found.passed or found.unknown, found.headline(), found.findings, found.footline(), found.json())
 
 
 def separable(given: Given) -> Answer:
@@ -88,7 +95,7 @@ def equivalence(given: Given) -> Answer:
 
 
 Ask = Callable[[Given], Answer]
-OF_MODELS: Mapping[str, Ask] = {"causality": causality}
+OF_MODELS: Mapping[str, Ask] = {"causality": causality, "drift": drifts}
 """What is asked of a model, in order."""
 OF_STEPS: Mapping[str, Ask] = {"separability": separable, "numerics": numerics}
 """What is asked of a training step, for one device or compiled."""

@@ -107,7 +107,7 @@ def test_an_artefact_is_asked_everything(tmp_path: Path) -> None:
     code, text = run(build, "--json", str(report))
     data = json.loads(report.read_text(encoding="utf-8"))
     assert code == 0 and data["passed"], text
-    assert [*data] == ["passed", "causality", "separability", "numerics", "equivalence", "deadlock"]
+    assert [*data] == ["passed", "causality", "drift", "separability", "numerics", "equivalence", "deadlock"]
 
 
 def test_a_model_alone_is_asked_of_what_it_sees(models: Path) -> None:
