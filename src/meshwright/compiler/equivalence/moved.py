@@ -39,6 +39,12 @@ def all_gather(x: Layout, dim: int, axes: Axes, size: int, mesh: Mesh) -> Layout
     axes = _real(axes, mesh)
     if not axes:
         return x
+    gathered = Segment(size, axes)
+    if len(axes) > 1 and gathered.padded(mesh):
+        # padding stands at the end of every outer chunk, so the axes are undone one by one
+        for axis, length in reversed(list(zip(axes, (size, *gathered.chunks(mesh)), strict=False))):
+            x = all_gather(x, dim, (axis,), length, mesh)
+        return x
     parts, at = _cut_by(x, axes, mesh)
     segment = parts[at]
     behind = math.prod(s.local(mesh) for s in parts[at + 1 :])
