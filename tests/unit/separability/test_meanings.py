@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.graph.meeting import meeting_places
@@ -87,6 +88,29 @@ def refused(one: Case, plan: str, ranks: int = 2) -> tuple[str, str, str]:
 def test_what_nothing_is_declared_of_is_refused_and_the_way_told() -> None:
     code, _, action = refused(classifier(), "ddp=2,micro=2")
     assert code == "E0305" and "microbatches = 1" in action and "separability" in action
+
+
+class Counts(nn.Module):
+    """A balance loss of counts in whole numbers, of ``groups`` groups of the batch."""
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.groups = groups
+        self.router = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.router(x).softmax(-1)
+        chosen = nn.functional.one_hot(p.argmax(-1), 4).reshape(self.groups, -1, 4)
+        counts = chosen.sum(1) * self.groups
+        return p.square().mean() + (counts.sqrt() * p.reshape(self.groups, -1, 4).mean(1)).sum(-1).mean()
+
+
+@pytest.mark.parametrize(("word", "groups"), [("global", 1), ("per-microbatch", 2), ("per-data-rank", 4)])
+def test_counts_stay_whole_numbers(word: str, groups: int) -> None:
+    one = case(Counts())
+    truth = Case(Counts(groups).double(), one.batches)
+    truth.model.load_state_dict(one.model.state_dict())
+    assert far(one, f"ddp=2,micro=2,separability={word}", 2, truth) < 1e-11
 
 
 def test_samples_of_other_groups_cannot_be_had() -> None:

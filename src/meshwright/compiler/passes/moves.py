@@ -126,15 +126,19 @@ class Moves:
                 self._moved[key] = self._times(placed, scale, key[1], user)
                 self._varies[self._moved[key].node] = (varies | {a for a, _ in owed}) - owes
             placed = self._moved[key]
-        between = {axis for s in self._path(placed, target) for axis in s.axes if s.kind not in ("all_reduce", "owe")}
-        cut = {axis for s in self._path(placed, target) if s.kind == "shard" for axis in s.axes}
-        gathers = between - cut - {a for a in between if a in placed.priority and placed.weight}
-        if gathers & self._groups & source.axes or cut & varies or any(op == "logsumexp" for _, op in owed):
+        # a group's value spread over samples is cut to those of the group; stored weights belong to no group
+        local = ("all_reduce", "owe", "shard")
+        gathers = {axis for s in self._path(placed, target) for axis in s.axes if s.kind not in local}
+        if (gathers & self._groups and not placed.weight) or any(op == "logsumexp" for _, op in owed):
             raise _not_in_groups(placed.node, user)
         return placed
 
     def _times(self, placed: Placed, scale: float, sharding: Sharding, user: fx.Node) -> Placed:
-        made = self.graph.call_function(torch.ops.aten.mul.Tensor, (placed.node, scale))
+        dtype = annotation(placed.node).dtype
+        if scale != int(scale) and dtype is not None and not dtype.is_floating_point:
+            raise _not_in_groups(placed.node, user)  # a mean of counts is none
+        factor = int(scale) if scale == int(scale) else scale
+        made = self.graph.call_function(torch.ops.aten.mul.Tensor, (placed.node, factor))
         placed.node.append(made)
         made.meta["val"] = placed.node.meta.get("val")
         note, reader = annotation(placed.node), annotation(user)
