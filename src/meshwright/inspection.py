@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.compiler.analysis.rank_instructions import rank_instructions
 from meshwright.compiler.analysis.summarize import summarize, summarize_graph
 from meshwright.compiler.cluster.cluster_file import read_cluster
 from meshwright.compiler.cluster.presets import LOCAL
@@ -17,8 +18,13 @@ from meshwright.compiler.graph.program import Graph
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.memory import memory
 from meshwright.compiler.passes.verify_shapes import lay_out
+from meshwright.compiler.plan import PIPE
 from meshwright.compiler.prediction import Flow, Memory
+from meshwright.compiler.schedules.instructions import Collective, Exchange
 from meshwright.prediction_of import predict_step
+
+SCALAR = 8
+"""Bytes of a loss or a norm as it is summed over stages."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,21 @@ def _traffic(compiled: PipelineProgram) -> Iterator[Traffic]:
     for name, graph in graphs_of(compiled).items():
         times = compiled.plan.microbatches if id(graph) in often else 1
         yield from graph_traffic(summarize_graph(graph, mesh, {}), compiled.mesh, name, times)
+    yield from _between_stages(compiled)
+
+
+def _between_stages(compiled: PipelineProgram) -> Iterator[Traffic]:
+    """What each rank of the pipeline sends to others, and the sums of loss and norm."""
+    for pipe, program in enumerate(rank_instructions(compiled).programs):
+        sizes = [t.size for i in program if isinstance(i, Exchange) for t in i.transfers if t.sends]
+        if sizes:
+            yield Traffic(f"rank {pipe} of pipe", "send", (PIPE,), len(sizes), sum(sizes), sum(sizes))
+        sums = sum(isinstance(i, Collective) and i.axes == (PIPE,) for i in program)
+        if sums:
+            payload, ranks = sums * SCALAR, len(compiled.programs)
+            yield Traffic(
+                f"rank {pipe} of pipe", "all-reduce", (PIPE,), sums, payload, 2 * payload * (ranks - 1) // ranks
+            )
 
 
 def _ops(graph: Graph | LocalGraph) -> int:
