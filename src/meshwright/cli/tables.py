@@ -25,7 +25,8 @@ def described(plan: Plan, program: StepProgram) -> str:
     name = f"{plan.name}: " if plan.name else ""
     stages = ""
     if plan.pipeline is not None:
-        stages = f"{len(plan.pipeline.first_blocks) + 1} stages by {plan.pipeline.schedule}, "
+        order = "its own table" if plan.pipeline.table else plan.pipeline.schedule
+        stages = f"{len(plan.pipeline.first_blocks) + 1} stages by {order}, "
     return (
         f"{name}{plan.mesh.ranks} ranks ({plan.mesh}), {stages}{plan.microbatches} microbatch"
         f"{'' if plan.microbatches == 1 else 'es'} of {program.batch_size // plan.microbatches} samples, "

@@ -88,5 +88,5 @@ def _check_complete(rows: Sequence[Row], placement: Sequence[Sequence[int]], sta
 
 
 def _wrong(message: str) -> MeshwrightError:
-    action = "see 'meshwright schedule NAME' for a whole one"
+    action = "see 'meshwright schedule NAME --json' for the rows of a whole one"
     return error("E0506", f"the table of the schedule: {message}", action=action)
