@@ -47,6 +47,9 @@ def check_command(
         from meshwright.checking_report import as_sarif
         from meshwright.checking_source import read_given
 
+        for path, option in ((as_json, "--json"), (sarif, "--sarif")):
+            if path is not None:
+                write(path, "", "E0718", option)  # told before minutes of checking, not after them
         given = read_given(source, overrides(set_ or []), segments, batch_dim, time_dim)
         asked = questions(given)
         answers = {}
