@@ -138,3 +138,12 @@ def test_dropout_in_place_changes_its_argument() -> None:
         rank_program = compile_step(program, preset("ddp=2", program))
         losses.append(VirtualCluster(rank_program, from_module(model)).step({"0": x}).loss)
     assert losses[0] == losses[1]
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    model = nn.Linear(3, 2).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(MeshwrightError) as caught:
+        capture(model, torch.ones(4, 3), optimizer, lambda y, batch: y.sum())
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0255" and "nothing to train" in found.message

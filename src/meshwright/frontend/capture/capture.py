@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from meshwright.compiler import collector
+from meshwright.compiler.diagnostics import error
 from meshwright.compiler.graph.fake import fake_tensor
 from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec, Value
 from meshwright.compiler.plan import Precision
@@ -56,6 +57,11 @@ def capture(
 
     Raises MeshwrightError (E0251 to E0258), at the user's line, for what cannot be captured.
     """
+    if optimizer is not None and not any(p.requires_grad for p in model.parameters()):
+        action = "set requires_grad of those that shall be trained"
+        raise error(
+            "E0255", "no parameter of the model requires a gradient, so there is nothing to train", None, action
+        )
     wanted = casts(precision or Precision(), model)
     call = batches.as_call(batch)
     found = batches.tensors(call)
