@@ -132,5 +132,9 @@ def in_words(ranks: int) -> str:
     return f"{layers} layers, width {WIDTH}; batch {BATCH} x {TIME} tokens in {MICROBATCHES} microbatches"
 
 
-if __name__ == "__main__":
+def main() -> None:
     run("benchmarks.pipeline_time", __doc__, BASELINE, in_words)
+
+
+if __name__ == "__main__":
+    main()

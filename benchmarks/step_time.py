@@ -267,5 +267,9 @@ def in_words(ranks: int) -> str:
     return f"{LAYERS} layers, width {WIDTH}, {parameters / 1e6:.1f} M parameters; batch {BATCH} x {TIME} tokens"
 
 
-if __name__ == "__main__":
+def main() -> None:
     run("benchmarks.step_time", __doc__, BASELINE, in_words)
+
+
+if __name__ == "__main__":
+    main()
