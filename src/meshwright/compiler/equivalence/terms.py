@@ -15,7 +15,7 @@ from torch import fx
 
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.rules.dims import is_float
-from meshwright.compiler.rules.rule import OpCall, Rule
+from meshwright.compiler.rules.rule import OpCall, Rule, TensorType
 
 MOST = 8
 """Terms up to which an op that is linear in a sum is taken term by term."""
@@ -106,9 +106,12 @@ def distributes(rule: Rule, operands: Sequence[int]) -> bool:
 
 
 def _arguments(call: OpCall) -> Hashable:
-    """What makes two calls of an op on equal operands the same: numbers by their value, be it written 0 or 0.0."""
+    """What makes two calls of an op on equal operands the same: numbers by their value, be it written 0 or 0.0; in
+    which float it is computed makes no difference over the reals."""
 
     def frozen(value: Any) -> Hashable:
+        if isinstance(value, TensorType):
+            return value.shape, "float" if is_float(value.dtype) else value.dtype
         if isinstance(value, (list, tuple)):
             return tuple([frozen(v) for v in value])
         return (value,) if isinstance(value, bool) else value
