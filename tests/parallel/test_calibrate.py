@@ -22,7 +22,9 @@ def calibrated(path: str) -> int:
     return calibration.calibrate_worker(Path(path))
 
 
-@pytest.mark.parametrize(("ranks", "on_a_node", "tiers"), [(2, 2, ["node"]), (4, 2, ["node", "network"])])
+@pytest.mark.parametrize(
+    ("ranks", "on_a_node", "tiers"), [pytest.param(2, 2, ["node"], marks=pytest.mark.slow), (4, 2, ["node", "network"])]
+)
 def test_ranks_measure_their_machine_together(ranks: int, on_a_node: int, tiers: list[str], tmp_path: Path) -> None:
     file = tmp_path / "measured.toml"
     outcomes = run_ranks(ranks, calibrated, str(file), variables={"LOCAL_WORLD_SIZE": str(on_a_node)}, timeout=120)

@@ -28,7 +28,11 @@ TASK = Task("gpt.mw", Variant(layers=4, dropout=0.1))
 """Its head is its embedding."""
 
 
-@pytest.mark.parametrize("which", [ON_FOUR_PROCESSES, ON_PROCESSES[0]], ids=lambda which: ", ".join(map(str, which)))
+@pytest.mark.parametrize(
+    "which",
+    [ON_FOUR_PROCESSES, pytest.param(ON_PROCESSES[0], marks=pytest.mark.slow)],
+    ids=lambda which: ", ".join(map(str, which)),
+)
 def test_agrees_with_one_device(which: tuple[str, str, int, str], tmp_path: Path) -> None:
     found = measure_on_processes(pipeline_cell(*which), tmp_path / "build")
     assert found.worst < TOLERANCE, found

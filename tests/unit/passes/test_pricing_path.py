@@ -63,7 +63,10 @@ def assert_same(first: RankProgram, second: RankProgram) -> None:
     assert summarize(first) == summarize(second)
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT", "gpt.mw"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama", pytest.param("ViT", marks=pytest.mark.slow), "gpt.mw"],
+)
 def test_the_quick_way_gives_the_same_program(name: str) -> None:
     program = captured(name, 0.0 if name.endswith(".mw") else 0.1)
     known = KnownGraphs()
