@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from meshwright.compiler.graph.pipeline_program import Compiled
 from tests.equivalence.faults import FAULTS
 from tests.equivalence.plans import PLANS
 from tests.equivalence.tiers import by_numbers, by_relations
@@ -57,11 +58,11 @@ def plan_rows(word: str) -> list[Row]:
     return found
 
 
-def _row(name: str, plan: str, program: object) -> Row:
+def _row(name: str, plan: str, program: Compiled) -> Row:
     start = time.perf_counter()
-    relations = by_relations(program)  # type: ignore[arg-type]
+    relations = by_relations(program)
     middle = time.perf_counter()
-    numbers = by_numbers(program)  # type: ignore[arg-type]
+    numbers = by_numbers(program)
     return Row(name, plan, relations, numbers, middle - start, time.perf_counter() - middle)
 
 

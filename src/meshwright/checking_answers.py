@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.checking import check
-from meshwright.checking_report import findings_as_json
 from meshwright.checking_source import Given
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.compiler.drift.judge import drift
@@ -34,7 +33,7 @@ class Answer:
         return {
             "passed": self.passed,
             "headline": self.headline,
-            "findings": findings_as_json(self.findings),
+            "findings": [f.plain() for f in self.findings],
             **self.detail,
         }
 

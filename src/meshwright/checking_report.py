@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright import __version__
-from meshwright.compiler.diagnostics import Diagnostic, Origin, Span
+from meshwright.compiler.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from meshwright.checking import Checked
@@ -39,13 +39,8 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "lengths": list(checked.causality.lengths),
         "pairs": checked.causality.tests,
         "witnesses": [_witness(w) for w in checked.witnesses],
-        "findings": findings_as_json(checked.findings),
+        "findings": [f.plain() for f in checked.findings],
     }
-
-
-def findings_as_json(findings: Iterable[Diagnostic]) -> list[dict[str, Any]]:
-    """Each finding with its file and line (empty and 0 where it has none)."""
-    return [_finding(f) for f in findings]
 
 
 def _witness(witness: Witness) -> dict[str, Any]:
@@ -64,28 +59,11 @@ def _witness(witness: Witness) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Diagnostic) -> dict[str, Any]:
-    file, line = _place(finding)
-    return {
-        "code": finding.code,
-        "message": finding.message,
-        "file": file,
-        "line": line,
-        "notes": list(finding.notes),
-        "action": finding.action,
-    }
-
-
-def _place(finding: Diagnostic) -> tuple[str, int]:
-    place = finding.place
-    return (place.file, place.line) if isinstance(place, Origin | Span) else ("", 0)
-
-
 def as_sarif(findings: Sequence[Diagnostic]) -> dict[str, Any]:
     """A SARIF 2.1.0 log of one run with one result for each finding."""
     results = []
     for finding in findings:
-        file, line = _place(finding)
+        file, line = finding.file_and_line
         result: dict[str, Any] = {
             "ruleId": finding.code,
             "level": "error" if finding.code in ERRORS else "warning",

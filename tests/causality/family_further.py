@@ -14,12 +14,12 @@ from tests.causality.case import LENGTH, WIDTH, Attends, Tokens, expect, floats,
 INF = float("-inf")
 
 
-@torch.library.custom_op("meshwright_tests::running_sum", mutates_args=())
+@torch.library.custom_op("cases::running_sum", mutates_args=())
 def running_sum(x: Tensor) -> Tensor:
     return x.cumsum(1)
 
 
-@torch.library.custom_op("meshwright_tests::centred", mutates_args=())
+@torch.library.custom_op("cases::centred", mutates_args=())
 def centred(x: Tensor) -> Tensor:
     return x - x.mean(1, keepdim=True)
 

@@ -68,6 +68,23 @@ class Diagnostic:
             lines.append(f"  = help: {self.action}")
         return "\n".join(lines)
 
+    @property
+    def file_and_line(self) -> tuple[str, int]:
+        """Where it is; empty and 0 if that is no line of a file."""
+        return (self.place.file, self.place.line) if self.place is not None else ("", 0)
+
+    def plain(self) -> dict[str, object]:
+        """As plain data, for reports."""
+        file, line = self.file_and_line
+        return {
+            "code": self.code,
+            "message": self.message,
+            "file": file,
+            "line": line,
+            "notes": list(self.notes),
+            "action": self.action,
+        }
+
 
 class MeshwrightError(Exception):
     """A fault of the input, told as diagnostics."""

@@ -151,7 +151,7 @@ def test_model_is_whole_after_a_refusal() -> None:
     assert torch.Tensor.register_hook.__qualname__ == "Tensor.register_hook"
 
 
-@torch.library.custom_op("meshwright_tests::doubled", mutates_args=())
+@torch.library.custom_op("cases::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     return x * 2
 
@@ -165,7 +165,7 @@ def test_an_operator_without_a_gradient_is_told() -> None:
     with pytest.raises(MeshwrightError) as caught:
         capture(Net(lambda x: doubled(x).sum()), torch.randn(4, 3))
     (found,) = caught.value.diagnostics
-    assert found.code == "E0257" and "meshwright_tests.doubled" in found.message
+    assert found.code == "E0257" and "cases.doubled" in found.message
     assert "register_autograd" in found.action
 
 

@@ -70,7 +70,7 @@ def where_it_enters(subject: Subject, case: Case) -> tuple[str, Origin | None]:
         recorder = _Recorder(case)
         try:
             subject.run(case.feed, values, recorder)
-        except Exception:
+        except Exception:  # whatever the user's model raises
             return "", None
         runs.append(recorder.steps)
     for (name, place, a), (other, _, b) in zip(*runs, strict=False):

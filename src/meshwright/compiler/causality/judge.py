@@ -129,11 +129,11 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
         return False
     try:
         subject.run(feed, [leaf.value for leaf in feed.leaves])
-    except Exception:
+    except Exception:  # whatever the user's model raises in float64
         subject.wide = False
         try:
             subject.run(feed, [leaf.value for leaf in feed.leaves])
-        except Exception as fault:
+        except Exception as fault:  # whatever the user's model raises
             subject.wide = not made.feeds or made.feeds[0] is feed
             made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
             return False
@@ -143,7 +143,7 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
         torch.manual_seed(0)
         try:
             relation = relate(subject.function, feed, subject.addresses(), candidates)
-        except Exception as fault:
+        except Exception as fault:  # of the user's model, whose ops may do anything; it becomes UNKNOWN
             made.failed = f"the analysis stopped: {type(fault).__name__}: {fault}"
             continue
         if not relation.outputs:

@@ -212,7 +212,7 @@ class Search:
         self.subject.draw(*case.weights)
         try:
             a, b = self.subject.run(case.feed, case.values_a), self.subject.run(case.feed, case.values_b)
-        except Exception:
+        except Exception:  # whatever the user's model raises with these weights
             return None
         far = distances(a.outputs[case.which], b.outputs[case.which])
         if far is None:

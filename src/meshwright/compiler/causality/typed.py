@@ -16,13 +16,13 @@ def distinct(value: Tensor) -> Tensor:
 
 def joint_shape(*shapes: Sequence[int]) -> torch.Size:
     """The shape that all broadcast to."""
-    found: torch.Size = torch.broadcast_shapes(*(tuple(s) for s in shapes))  # type: ignore[no-untyped-call]
+    found: torch.Size = torch.broadcast_shapes(*(tuple(s) for s in shapes))  # type: ignore[no-untyped-call]  # torch leaves it without types
     return found
 
 
 def split_dim(value: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """A dim as several; one of the sizes may be -1."""
-    found: Tensor = value.unflatten(dim, tuple(sizes))  # type: ignore[no-untyped-call]
+    found: Tensor = value.unflatten(dim, tuple(sizes))  # type: ignore[no-untyped-call]  # torch leaves it without types
     return found
 
 

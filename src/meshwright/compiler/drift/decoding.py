@@ -55,7 +55,7 @@ def decode(stand: Stand, feed: Feed) -> Decoded:
     }
     try:
         whole = _whole(stand, feed)
-    except Exception as fault:
+    except Exception as fault:  # whatever the user's model raises
         return Decoded(None, (), (f"decoding: the model does not run in evaluation: {_told(fault)}",))
     findings: list[Diagnostic] = []
     skipped: list[str] = []
@@ -65,7 +65,7 @@ def decode(stand: Stand, feed: Feed) -> Decoded:
             error, first = _compare(stand, feed, caching, whole, ends)
         except Unfit as fault:
             return Decoded(worst, tuple(findings), (*skipped, f"decoding: {fault}"))
-        except Exception as fault:
+        except Exception as fault:  # whatever the user's model raises
             skipped.append(f"decoding {how}: the model does not run: {_told(fault)}")
             continue
         worst = error if worst is None else max(worst, error)

@@ -48,7 +48,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         for wide in (False, True):
             try:
                 runs[training, wide] = _run(stand, feed, training, wide)
-            except Exception as fault:
+            except Exception as fault:  # whatever the user's model raises
                 mode = "training" if training else "evaluation"
                 told = str(fault).strip().splitlines()[0][:200] if str(fault).strip() else ""
                 return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}")
@@ -121,8 +121,8 @@ def _carried(stand: Stand, feed: Feed, one: Difference, expected: list[Tensor]) 
         return one
     try:
         ran = _run(stand, feed, False, True, lambda where: Disturbing(where, errors))
-    except Exception:
-        return _plainly(one)  # an index or a size that the noise has made impossible
+    except Exception:  # of the user's model: an index or a size that the noise has made impossible
+        return _plainly(one)
     return replace(one, predicted=_apart(_outputs(ran.returned, feed), expected) or 0.0)
 
 

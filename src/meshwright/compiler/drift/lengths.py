@@ -45,7 +45,7 @@ def compare_lengths(stand: Stand, feed: Feed) -> Compared:
         other = _run(stand, _later_changed(feed, short), 0)
         if relative(_output(other, feed)[:, :short], expected) > TOLERANCE:
             return Compared(None, (), ("lengths: outputs depend on later tokens, and so on how many there are",))
-    except Exception as fault:
+    except Exception as fault:  # whatever the user's model raises
         told = str(fault).strip().splitlines()[0][:160] if str(fault).strip() else ""
         return Compared(None, (), (f"lengths: a prefix cannot be run alone: {type(fault).__name__}: {told}",))
     found = onset(whole.trace, feed.length, part.trace, 0, short)

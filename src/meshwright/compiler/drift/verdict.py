@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler.diagnostics import Diagnostic, Origin, Span
+from meshwright.compiler.diagnostics import Diagnostic
 
 TOLERANCE = 1e-9
 """Relative difference in float64 from which two runs are said to compute other things."""
@@ -78,7 +78,7 @@ class Drift:
             "decoding": self.decoding,
             "lengths": self.lengths,
             "skipped": list(self.skipped),
-            "findings": [_plain(f) for f in self.findings],
+            "findings": [f.plain() for f in self.findings],
         }
 
 
@@ -87,16 +87,3 @@ def _figure(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.1e}" if value > 1e-4 else "below 1e-4" if value > 1e-9 else "below 1e-9"
-
-
-def _plain(finding: Diagnostic) -> dict[str, Any]:
-    place = finding.place
-    file, line = (place.file, place.line) if isinstance(place, Origin | Span) else ("", 0)
-    return {
-        "code": finding.code,
-        "message": finding.message,
-        "file": file,
-        "line": line,
-        "notes": list(finding.notes),
-        "action": finding.action,
-    }

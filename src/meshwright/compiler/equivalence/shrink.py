@@ -156,7 +156,7 @@ def _arguments(copy: fx.Node, rewrite: Any, size: Any) -> tuple[tuple[Any, ...],
 def _run(node: fx.Node, copy: fx.Node) -> Any:
     args, kwargs = fx.map_arg((copy.args, copy.kwargs), lambda n: n.meta["val"])
     try:
-        return copy.target(*args, **kwargs)  # type: ignore[operator]
+        return copy.target(*args, **kwargs)  # type: ignore[operator]  # the target of a call_function node
     except Exception as fault:  # whatever a kernel says of sizes that do not fit
         raise _Unfit(node, str(fault)) from fault
 

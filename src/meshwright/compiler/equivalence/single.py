@@ -96,7 +96,7 @@ def _read(graph: Graph, into: Meaning, copies: Mapping[str, str] | None = None) 
 def _term(node: fx.Node, env: Mapping[fx.Node, Any], terms: Terms) -> Any:
     if is_item(node):
         source, index = node.args
-        return env[source][index]  # type: ignore[index]
+        return env[source][index]  # type: ignore[index]  # what getitem reads is several
     call = op_call(node)
     if call is None:
         raise InternalError(f"equivalence: {node} of the step for one device calls {node.target}")

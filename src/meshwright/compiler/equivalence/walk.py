@@ -78,7 +78,7 @@ class Walk:
         """What is no ATen-like op: taking one of several results, and communication."""
         if is_item(node):
             source, index = node.args
-            return self.env[source][index]  # type: ignore[index]
+            return self.env[source][index]  # type: ignore[index]  # what getitem reads is several
         handler = FUNCTIONS.get(node.target)
         if handler is None:
             raise _Undecided(f"nothing is known of what {getattr(node.target, '__name__', node.target)} gives")

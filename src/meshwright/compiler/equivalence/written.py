@@ -79,7 +79,7 @@ def _is_float(value: Hashable) -> bool:
 def _plain(value: Any, mark: Callable[[Any], Hashable]) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple([mark(v) for v in value])
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # a literal of a graph
 
 
 def _positional(
