@@ -40,18 +40,11 @@ class _Meter:
     most: Counter[str] = field(default_factory=Counter)
     by_graph: dict[str, int] = field(default_factory=dict)
 
-    def measure(self, live: Mapping[str, int], moment: Moment) -> None:
-        total = sum(live.values())
-        self.by_graph[moment.graph] = max(self.by_graph.get(moment.graph, 0), total)
-        for kind, size in live.items():
-            if size > self.most[kind]:
-                self.most[kind] = size
-        if total > self.peak:
-            self.peak, self.at, self.by_kind = total, moment, {k: live[k] for k in KINDS if live.get(k)}
-
 
 _OWN = "own"
 """The state of what the summary itself has."""
+_TOGETHER = ((_OWN, "first"), (_OWN, "first", "second"), (_OWN, "last"), (_OWN, "last", "last but one"))
+"""The states whose memory is there at once, where there are further copies."""
 
 
 def _measure(
@@ -61,25 +54,33 @@ def _measure(
     end = len(graph.items)
     own = (Change(_OWN, b.kind, b.bytes, max(b.born, 0), b.last) for b in graph.buffers)
     changes = _by_item([*own, *further_copies(graph, repeats)], end)
-    live: dict[State, Counter[str]] = {state: Counter() for state in (_OWN, *STATES)}
+    live: dict[State, dict[str, int]] = {state: {} for state in (_OWN, *STATES)}
     live[_OWN].update(held)
+    totals = {state: sum(kinds.values()) for state, kinds in live.items()}
+    together = _TOGETHER if repeats else ((_OWN,),)
+    grown = set(held)
     for position in range(max(end, 1)):
         for state, kind, size in changes.get(position, ()):
-            live[state][kind] += size
-        item = graph.items[position] if position < end else None
-        moment = Moment(name, item.name, item.phase, item.block) if item else Moment(name, "")
-        if not repeats:
-            meter.measure(live[_OWN], moment)
-            continue
-        for at, between in (("first", "second"), ("last", "last but one")):
-            there = _sum(live[_OWN], live[at])
-            meter.measure(there, moment)
-            if any(live[between].values()):
-                meter.measure(_sum(there, live[between]), moment)
-
-
-def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return {kind: a.get(kind, 0) + b.get(kind, 0) for kind in {**a, **b}}
+            live[state][kind] = live[state].get(kind, 0) + size
+            totals[state] += size
+            if size > 0:
+                grown.add(kind)
+        if position and not grown:
+            continue  # no kind has become more, so nothing can be the most
+        for states in together:
+            total = sum([totals[state] for state in states])
+            meter.by_graph[name] = max(meter.by_graph.get(name, 0), total)
+            for kind in grown:
+                size = sum([live[state].get(kind, 0) for state in states])
+                if size > meter.most[kind]:
+                    meter.most[kind] = size
+            if total > meter.peak:
+                item = graph.items[position] if position < end else None
+                meter.peak = total
+                meter.at = Moment(name, item.name, item.phase, item.block) if item else Moment(name, "")
+                sizes = {kind: sum(live[state].get(kind, 0) for state in states) for kind in KINDS}
+                meter.by_kind = {kind: size for kind, size in sizes.items() if size}
+        grown.clear()
 
 
 def _by_item(changes: Iterable[Change], end: int) -> dict[int, list[tuple[State, str, int]]]:

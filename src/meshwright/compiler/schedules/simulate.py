@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.request import Costs
@@ -56,22 +55,21 @@ class Run:
         return tuple(row[-1][1] - row[0][0] - busy if row else 0.0 for row, busy in pairs)
 
 
-def needs(action: Action, stages: int) -> Iterator[Action]:
+def needs(action: Action, stages: int) -> tuple[Action, ...]:
     """What must be done before an action; a backward pass of the stage above may be whole or split."""
-    kind, stage, i = action.kind, action.stage, action.microbatch
-    if kind == "F" and stage > 0:
-        yield Action("F", stage - 1, i)
-    elif kind in ("B", "I"):
-        yield Action("F", stage, i)
-        if stage + 1 < stages:
-            yield Action("I", stage + 1, i)
-    elif kind == "W":
-        yield Action("I", stage, i)
+    kind, stage, i = action
+    if kind == "F":
+        return (Action("F", stage - 1, i),) if stage > 0 else ()
+    if kind == "W":
+        return (Action("I", stage, i),)
+    own = Action("F", stage, i)
+    return (own, Action("I", stage + 1, i)) if stage + 1 < stages else (own,)
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
     """Raises :class:`Stuck` for a schedule that does not come to an end."""
     costs = costs or Costs()
+    takes = _seconds(costs, schedule.stages)
     done: dict[Action, tuple[float, int]] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in schedule.rows]
     at = [0] * schedule.ranks
@@ -79,10 +77,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
     ready = list(range(schedule.ranks))
     while ready:
         rank = ready.pop()
-        row = schedule.rows[rank]
-        while at[rank] < len(row):
-            step = row[at[rank]]
-            begin = times[rank][-1][1] if times[rank] else 0.0
+        row, own = schedule.rows[rank], times[rank]
+        begin = own[-1][1] if own else 0.0
+        for position in range(at[rank], len(row)):
+            step = row[position]
             missing = None
             for action in step:
                 for need in needs(action, schedule.stages):
@@ -92,20 +90,27 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
                     if found is None:
                         missing = need
                         break
-                    begin = max(begin, found[0] + (costs.send if found[1] != rank else 0.0))
+                    arrives = found[0] if found[1] == rank else found[0] + costs.send
+                    if arrives > begin:
+                        begin = arrives
                 if missing is not None:
                     break
             if missing is not None:
                 blocked.setdefault(missing, []).append(rank)
                 break
-            end = begin + _seconds(step, costs)
-            times[rank].append((begin, end))
-            at[rank] += 1
+            if len(step) > 1 and costs.beside is not None:
+                end = begin + costs.beside
+            else:
+                end = begin + sum([takes[action[:2]] for action in step])
+            own.append((begin, end))
+            begin = end
             for action in step:
                 # what others wait for is the gradient of the input, however it is computed
                 known = Action("I", action.stage, action.microbatch) if action.kind == "B" else action
                 done[known] = (end, rank)
-                ready += blocked.pop(known, [])
+                if known in blocked:
+                    ready += blocked.pop(known)
+        at[rank] = len(own)
     waiting = {rank: (schedule.rows[rank][at[rank]], need) for need, ranks in blocked.items() for rank in ranks}
     if waiting:
         raise Stuck(_circle(schedule, waiting))
@@ -123,21 +128,22 @@ def _circle(schedule: Schedule, waiting: dict[int, tuple[Step, Action]]) -> dict
     return {rank: waiting[rank] for rank in path[first:]}
 
 
-def _seconds(step: Step, costs: Costs) -> float:
-    if len(step) > 1 and costs.beside is not None:
-        return costs.beside
-    total = 0.0
-    for action in step:
-        forward, input_, weight = costs.of(action.stage)
-        total += {"F": forward, "I": input_, "W": weight, "B": input_ + weight}[action.kind]
-    return total
+def _seconds(costs: Costs, stages: int) -> dict[tuple[str, int], float]:
+    """What an action takes by itself, by its kind and stage."""
+    found: dict[tuple[str, int], float] = {}
+    for stage in range(stages):
+        forward, input_, weight = costs.of(stage)
+        for kind, seconds in (("F", forward), ("I", input_), ("W", weight), ("B", input_ + weight)):
+            found[kind, stage] = seconds
+    return found
 
 
 def _peak(row: tuple[Step, ...], costs: Costs) -> float:
     held = most = 0.0
+    freed = {"F": 0.0, "B": 1.0, "I": 1.0 - costs.kept, "W": costs.kept}
     for step in row:
-        held += sum(action.kind == "F" for action in step)
+        held += sum([action.kind == "F" for action in step])
         most = max(most, held)
         for action in step:
-            held -= {"F": 0.0, "B": 1.0, "I": 1.0 - costs.kept, "W": costs.kept}[action.kind]
+            held -= freed[action.kind]
     return most

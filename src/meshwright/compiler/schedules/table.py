@@ -10,15 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["F", "B", "I", "W"]
 _TOKEN = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
-@dataclass(frozen=True, order=True)
-class Action:
-    """One pass of one microbatch through one stage."""
+class Action(NamedTuple):
+    """One pass of one microbatch through one stage. A tuple, since a search compares millions of them."""
 
     kind: Kind
     stage: int

@@ -143,7 +143,7 @@ def _flow(staged: Staged, way: Way) -> tuple[Flowing, str]:
         def make(microbatches: int) -> Schedule:
             return catalogue.make(way.schedule, Request(way.ranks, microbatches, way.virtual, costs))
 
-        return flowing(make, costs, count, way.ranks * way.virtual), ""
+        return flowing(make, costs, count, way.ranks), ""
     first = max(_kept(use) for use in staged.uses)
     late = max(sum(use.until_weights.values()) + sum(use.between.values()) for use in staged.uses)
     costs = replace(costs, kept=late / first if first else 1.0)

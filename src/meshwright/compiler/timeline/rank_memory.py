@@ -18,18 +18,22 @@ State = tuple[tuple[tuple[int, int], ...], tuple[bool, ...], int, Pass]
 whether its gradients have begun to be added up; then what is being computed."""
 
 
+_CHANGE: Mapping[Pass, tuple[int, int]] = {"F": (1, 0), "I": (-1, 1), "W": (0, -1)}
+"""What a pass changes in the numbers of microbatches before, and between, the backward passes."""
+
+
 def _states(row: Row, stages: Sequence[int], giving: Mapping[int, Pass]) -> Iterator[State]:
     """What a rank goes through. ``giving`` has by stage the pass that gives the gradients of its weights."""
     at = {stage: i for i, stage in enumerate(stages)}
-    waiting = [[0, 0] for _ in stages]
+    waiting = [(0, 0) for _ in stages]
     begun = [False for _ in stages]
     for action in actions(row):
         own = at[action.stage]
-        here = waiting[own]
         for kind in ("I", "W") if action.kind == "B" else (action.kind,):
-            yield tuple((a, b) for a, b in waiting), tuple(begun), action.stage, kind
-            here[0] += {"F": 1, "I": -1, "W": 0}[kind]
-            here[1] += {"F": 0, "I": 1, "W": -1}[kind]
+            yield tuple(waiting), tuple(begun), action.stage, kind
+            first, second = waiting[own]
+            more, then = _CHANGE[kind]
+            waiting[own] = first + more, second + then
             begun[own] |= kind == giving[action.stage]
 
 

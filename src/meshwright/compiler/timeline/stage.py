@@ -262,8 +262,10 @@ class Cut:
             if mine:
                 reads = tuple(places[r] if r >= 0 and stays[r] else -1 for r in item.reads)
                 work = item.work
-                work = Wait(places[work.message]) if isinstance(work, Wait) else work
-                items.append(replace(item, reads=reads, work=work))
+                if isinstance(work, Wait) and places[work.message] != work.message:
+                    work = Wait(places[work.message])
+                same = reads == item.reads and work is item.work
+                items.append(item if same else replace(item, reads=reads, work=work))
             stays.append(mine)
             places.append(len(items) - 1)
         end = len(graph.items)
