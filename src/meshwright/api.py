@@ -38,6 +38,7 @@ from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
+from meshwright.compiler.schedules.of_plan import alone
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.separability_text import declarations
@@ -106,8 +107,15 @@ def parallelize(
     if plan == AUTO:
         made = _planned(program, cluster, ranks, precision, declared)
     else:
-        made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
+        made = (
+            preset(str(plan), program, ranks, precision, declared)
+            if given is None
+            else given.made_for(program, precision)
+        )
     made = replace(made, separability=declared or made.separability)
+    if plan != AUTO:
+        for diagnostic in alone(made, program.batch_size):
+            warnings.warn(diagnostic.render(), stacklevel=2)
     if made.mesh.ranks != ranks:
         raise error(
             "E0601",
