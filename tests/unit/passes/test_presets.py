@@ -70,6 +70,7 @@ REFUSED: dict[tuple[str, int | None], tuple[str, str]] = {
     ("fsdp=4,recompute=half", 4): ("positive whole number", "recompute=2"),
     ("fsdp=4,offload=state", 4): ("takes no number", "write offload"),
     ("fsdp=4,recomptue", 4): ("'recomptue'", "did you mean 'recompute'?"),
+    ("pp=2,ddp=2,recompute,by-stage", 4): ("'by-stage' is a word of the planner's", "let the planner choose"),
 }
 
 

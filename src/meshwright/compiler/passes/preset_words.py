@@ -21,6 +21,10 @@ _WHAT = {
     "numerics": "a policy",
     "separability": "what couplings of samples mean",
 }
+_PLANNED = {
+    "by-stage": "how much a stage must recompute is found with the memory of a cluster",
+    "whole": "which tensors are left whole is chosen among those that can be cut",
+}
 _OF_PIPELINES = ("schedule", "virtual")
 
 
@@ -125,6 +129,9 @@ def _word_and_number(item: str) -> tuple[str, int]:
     word, equals, number = _in_words_of_the_field(item).partition("=")
     if word in _NAMED:
         raise error("E0307", f"'{item}' needs {_WHAT[word]}", None, f"write {word}={_NAMED[word]}, say")
+    if word in _PLANNED:
+        message = f"'{word}' is a word of the planner's, not of a preset: {_PLANNED[word]}"
+        raise error("E0307", message, None, "let the planner choose (plan auto), or give the plan file that it writes")
     if word not in AXES and word not in _FLAGS:
         known = [*AXES, *_FLAGS, *_NAMED]
         raise error("E0307", f"'{word}' is not a word of a preset", None, suggestion(word, known))
