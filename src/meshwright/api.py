@@ -7,7 +7,6 @@ for batch in loader:
 
 from __future__ import annotations
 
-import atexit
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
+from meshwright.compiler.schedules.of_plan import alone
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pins import Pins
 from meshwright.compiler.separability_text import declarations
@@ -52,6 +52,7 @@ from meshwright.runtime.communicator import ProcessCommunicator, axes_used
 from meshwright.runtime.executors import executor_for
 from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.gather import full_state_dict
+from meshwright.runtime.joined import explained, join
 from meshwright.runtime.mail import ProcessMail
 from meshwright.runtime.materialize import Weights, from_module, materialize, names_of
 from meshwright.runtime.step_executor import StepResult
@@ -97,7 +98,7 @@ def parallelize(
     clip, precision = checked_clip(clip), checked_precision(precision)
     seed, virtual = checked_seed(seed), checked_virtual(virtual)
     checked_loss(loss)
-    ranks = virtual or _join_group()
+    ranks = virtual or join()
     given = _given(plan)
     if given is not None and precision is None:
         precision = given.plan.precision
@@ -106,8 +107,15 @@ def parallelize(
     if plan == AUTO:
         made = _planned(program, cluster, ranks, precision, declared)
     else:
-        made = preset(str(plan), program, ranks, precision) if given is None else given.made_for(program, precision)
+        made = (
+            preset(str(plan), program, ranks, precision, declared)
+            if given is None
+            else given.made_for(program, precision)
+        )
     made = replace(made, separability=declared or made.separability)
+    if plan != AUTO:
+        for diagnostic in alone(made, program.batch_size):
+            warnings.warn(diagnostic.render(), stacklevel=2)
     if made.mesh.ranks != ranks:
         raise error(
             "E0601",
@@ -209,7 +217,9 @@ class _Process:
     def __init__(self, rank_program: Compiled, model: nn.Module, seed: int) -> None:
         self.seed = seed
         mesh = rank_program.mesh
-        communicator = ProcessCommunicator(mesh, rank_program.plan.microbatches, axes_used(rank_program))
+        self.communicator = communicator = ProcessCommunicator(
+            mesh, rank_program.plan.microbatches, axes_used(rank_program)
+        )
         device = _device()
         weights, own = _from_rank_0(from_module(model), device), [mesh.coordinates(communicator.rank)]
         (holdings,) = materialize(rank_program, weights, own, device=device, together=True)
@@ -218,35 +228,16 @@ class _Process:
 
     def step(self, batch: Mapping[str, Tensor], step: int, scalars: Mapping[str, float]) -> StepResult:
         feed = whole_batch(batch, self.executor.rank_program.program)
-        return self.executor.step(feed, step=step, seed=self.seed, scalars=scalars)
+        with explained(self.communicator):
+            return self.executor.step(feed, step=step, seed=self.seed, scalars=scalars)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        return full_state_dict(self.executor)
+        with explained(self.communicator):
+            return full_state_dict(self.executor)
 
     def shards(self) -> Shards:
         coordinates = self.executor.rank_program.mesh.coordinates(self.executor.communicator.rank)
         return Shards(self.executor.rank_program, [(coordinates, self.executor.holdings)])
-
-
-def _join_group() -> int:
-    """The number of ranks; joins the process group of the launcher if nobody has."""
-    if not dist.is_initialized():
-        if "RANK" not in os.environ:
-            raise error(
-                "E0601",
-                "parallelize runs under a launcher, and no launcher has started this process",
-                None,
-                "start the script with torchrun, or use virtual=N for N ranks in this process",
-            )
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(_leave_group)
-    return dist.get_world_size()
-
-
-def _leave_group() -> None:
-    """At the end of the script, where the user has not done it."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _device() -> torch.device:

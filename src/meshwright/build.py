@@ -19,6 +19,7 @@ from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
+from meshwright.compiler.schedules.of_plan import alone
 from meshwright.compiler.search.limits import Limits
 from meshwright.frontend.capture.fingerprint import hashes_of
 from meshwright.frontend.pins import pinned_plan, section_pins
@@ -34,6 +35,8 @@ class Built:
     rank_program: Compiled
     folder: Path
     warnings: tuple[Diagnostic, ...]
+    notes: tuple[str, ...] = ()
+    """What was decided that a preset leaves open."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Decided:
     warnings: tuple[Diagnostic, ...] = ()
     file: PlanFile | None = None
     """Where the plan was read from."""
+    notes: tuple[str, ...] = ()
+    """What was decided that a preset leaves open."""
 
     @contextlib.contextmanager
     def located(self) -> Iterator[None]:
@@ -86,7 +91,7 @@ def compile(
     if changing:
         tensors["schedule"] = changing
     folder = write_artefact(rank_program, output or folder_of(source), loaded.description, loaded.train, tensors)
-    return Built(rank_program, folder, decided.warnings)
+    return Built(rank_program, folder, decided.warnings, decided.notes)
 
 
 def decide(
@@ -116,6 +121,7 @@ def decide(
         loaded.precision = file.plan.precision  # the plan decides what is computed in
     program = loaded.capture()
     warnings = list(loaded.warnings)
+    notes: tuple[str, ...] = ()
     if file is not None:
         warnings += _check_made_for(file, program, loaded, own)
         chosen = replace(file.plan, precision=loaded.precision)
@@ -125,7 +131,11 @@ def decide(
         chosen = plan_program(program, where, ranks=ranks, limits=limits, precision=loaded.precision).plan
     else:
         chosen = _plan(plan, loaded, program, ranks)
-    return Decided(loaded, program, chosen, tuple(warnings), file)
+        notes = () if isinstance(plan, Plan) else chosen.reasons
+    place = file.toml.value("microbatches" if "microbatches" in file.toml.values else "pipeline") if file else None
+    if plan != AUTO:
+        warnings += alone(chosen, program.batch_size, place)
+    return Decided(loaded, program, chosen, tuple(warnings), file, notes)
 
 
 def folder_of(source: str) -> str:

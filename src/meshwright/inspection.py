@@ -36,8 +36,10 @@ class Inspected:
     """Of a rank; of a pipeline, of the one that needs most."""
     traffic: list[Traffic]
     """Collectives of a rank in one step; of a pipeline, those of each stage."""
-    graphs: list[tuple[str, int, int]]
-    """By graph: its ops for one device, and for a rank; 0 for what the step for one device has no graph of."""
+    graphs: dict[str, int]
+    """By graph of a rank (of a pipeline, of each stage), its ops."""
+    whole: dict[str, int]
+    """By graph of the step for one device, its ops."""
     flow: Flow | None = None
     """Of a pipeline."""
 
@@ -47,14 +49,14 @@ def inspect_artefact(folder: str | Path) -> Inspected:
     artefact = read_artefact(folder)
     compiled = artefact.rank_program
     lay_out(compiled)
-    whole = {name: getattr(compiled.program, name) for name in ("prologue", "micro", "update")}
-    graphs = [(n, _ops(whole[n]) if n in whole else 0, _ops(g)) for n, g in graphs_of(compiled).items()]
+    whole = {name: _ops(getattr(compiled.program, name)) for name in ("prologue", "micro", "update")}
+    graphs = {name: _ops(graph) for name, graph in graphs_of(compiled).items()}
     if isinstance(compiled, PipelineProgram):
         # the times are not told here, so that any cluster will do
         found = predict_step(compiled.program, compiled.plan, read_cluster(LOCAL, compiled.mesh.ranks))
-        return Inspected(artefact, found.memory, list(_traffic(compiled)), graphs, found.flow)
+        return Inspected(artefact, found.memory, list(_traffic(compiled)), graphs, whole, found.flow)
     summary = summarize(compiled)
-    return Inspected(artefact, memory(summary), communication(summary), graphs)
+    return Inspected(artefact, memory(summary), communication(summary), graphs, whole)
 
 
 def _traffic(compiled: PipelineProgram) -> Iterator[Traffic]:

@@ -38,6 +38,8 @@ class Simulated:
     execution: Execution
     prediction: Prediction
     warnings: tuple[Diagnostic, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was decided that a preset leaves open."""
 
 
 def simulate(
@@ -103,7 +105,9 @@ def simulate(
     where = _for(decided.plan, where)
     with decided.located():
         prediction = predict_step(decided.program, decided.plan, where, execution=execution, spans=spans)
-    return Simulated(source, decided.program, decided.plan, where, execution, prediction, decided.warnings)
+    return Simulated(
+        source, decided.program, decided.plan, where, execution, prediction, decided.warnings, decided.notes
+    )  # fmt: skip
 
 
 def _is_local(cluster: str | Path) -> bool:

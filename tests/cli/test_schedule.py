@@ -36,6 +36,24 @@ def test_a_picture_has_every_action(tmp_path: Path) -> None:
     assert passes == 4 * 8 * 3, "a whole backward pass counts for its two parts"
 
 
+def test_the_winner_among_which_list_chose_is_told() -> None:
+    asked = ("--stages", 8, "--virtual", 2, "--microbatches", 8)
+    told = json.loads(invoke("schedule", "list", *asked, "--json").output)
+    same = json.loads(invoke("schedule", told["table"], "--stages", 8, "--json").output)
+    assert told["schedule"] == "list" and told["table"] == "zb-v" and told["rows"] == same["rows"]
+    assert "list, here the same as zb-v: " in invoke("schedule", "list", *asked).output
+    assert "list: zb-v" in invoke("schedule", "--stages", 4).output
+    slow = ("--stages", 4, "--send", 0.3, "--forward", 1.7, "--memory", 5)
+    own = invoke("schedule", "LIST", *slow)
+    assert "\nlist, a table of its own: " in own.output
+
+
+def test_stages_are_those_of_all_ranks() -> None:
+    for virtual, ranks in ((2, 4), (4, 2)):
+        told = invoke("schedule", "interleaved", "--stages", 8, "--virtual", virtual, "--json").output
+        assert json.loads(told)["ranks"] == ranks
+
+
 def test_schedules_are_compared_on_as_many_ranks() -> None:
     rows = json.loads(invoke("schedule", "--stages", 4, "--microbatches", 8, "--json").output)
     found = {row["schedule"]: row for row in rows}

@@ -15,14 +15,18 @@ from typing import Any
 import pytest
 import torch
 
+import meshwright
 from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.graph.program import TensorSpec
 from meshwright.compiler.mesh import Mesh
 from meshwright.runtime.environment import place_of
-from meshwright.runtime.launch import RankFailed, launch
+from meshwright.runtime.failure import RankFailed
+from meshwright.runtime.joined import leave
+from meshwright.runtime.launch import launch
 from meshwright.runtime.worker import Session, WorkerJob, run_session, run_worker
 from tests.parallel.programs import Axes, job
 from tests.parallel.ranks import Outcome, run_ranks
+from tests.unit.passes import stack
 from tests.unit.runtime import toy
 
 FOUR: Axes = (("data", 2), ("tensor", 2))
@@ -102,6 +106,42 @@ def test_collectives_that_differ_are_told_with_both_calls(how: str) -> None:
         in line
     )
     assert max(o.seconds for o in outcomes) < 15
+
+
+def script(how: str, rank: int) -> str:
+    """A user's own loop over a pipeline, in which one rank ends: what the others are told."""
+    model = stack.model(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = meshwright.parallelize(model, optimizer=optimizer, batch=stack.batch(), plan="pp=3,micro=4")
+    step(stack.batch())
+    if place_of().rank == rank:
+        if how == "leave":
+            leave()
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        step(stack.batch())
+    except RankFailed as failed:
+        leave()
+        return str(failed)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "text"),
+    [
+        ("kill", 2, "error[E0602]: rank 2 has died without a word"),
+        ("leave", 2, "error[E0602]: rank 2 has ended, and rank "),
+    ],
+    ids=["kill", "leave"],
+)
+def test_a_script_is_told_which_rank_is_gone(how: str, rank: int, text: str) -> None:
+    outcomes = run_ranks(3, script, how, rank, timeout=60)
+    told = [o.value for r, o in enumerate(outcomes) if r != rank]
+    # the last rank's neighbour loses its connection, and so does the neighbour's neighbour: both are told of the last
+    assert len(set(told)) == 1 and told[0].startswith(text), [o.output for o in outcomes]
+    assert "all_reduce" not in told[0], "an operation that is long done"
+    assert max(o.seconds for o in outcomes) < 40
 
 
 def working(how: str) -> None:

@@ -48,4 +48,6 @@ def compile_command(
     )
     if built.warnings:
         print_diagnostics(*built.warnings)
+    for note in built.notes:
+        typer.echo(f"note: {note}")
     typer.echo(f"{plan_line(built.rank_program)}\nwritten to {built.folder}")

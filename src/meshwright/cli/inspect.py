@@ -37,7 +37,7 @@ def inspect_command(
         return
     typer.echo(f"{artefact.source.place}\n{plan_line(artefact.rank_program)}\n")
     shown = [_parameters(artefact), _program(found), *stages_of(found.flow), _memory(found.memory)]
-    show(*shown, _communication(found.traffic), *_errors(artefact, found.memory))
+    show(*shown, _communication(found.traffic), *_errors(found))
 
 
 def _parameters(artefact: Artefact) -> Any:
@@ -53,8 +53,12 @@ def _parameters(artefact: Artefact) -> Any:
 
 
 def _program(found: Inspected) -> Any:
-    rows = [(name, str(whole or ""), str(local)) for name, whole, local in found.graphs]
-    return table("Program: ops", ("graph", "one device", "each rank"), rows, numbers=(1, 2))
+    """The ops of each graph; the stages of a pipeline have graphs that the step for one device has not."""
+    if found.flow is None:
+        rows = [(name, str(found.whole[name]), str(count)) for name, count in found.graphs.items()]
+        return table("Program: ops", ("graph", "one device", "each rank"), rows, numbers=(1, 2))
+    title = "Program: ops; for one device " + ", ".join(f"{name} {count}" for name, count in found.whole.items())
+    return table(title, ("graph", "ops"), [(name, str(count)) for name, count in found.graphs.items()], numbers=(1,))
 
 
 def _memory(needs: Memory) -> Any:
@@ -65,9 +69,9 @@ def _memory(needs: Memory) -> Any:
     return table(title, ("kind", "at the peak", "most at any time"), rows, numbers=(1, 2))
 
 
-def _errors(artefact: Artefact, needs: Memory) -> list[Any]:
+def _errors(found: Inspected) -> list[Any]:
     """What the last run measured, beside what is predicted, with the error of each kind."""
-    compared = _compared(artefact, needs)
+    compared = _compared(found)
     if not compared:
         return []
     rows = []
@@ -75,29 +79,36 @@ def _errors(artefact: Artefact, needs: Memory) -> list[Any]:
         unit = (lambda value: f"{1000 * value:.4g} ms") if name == "step time" else size
         error = f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
         rows.append((name, unit(predicted), unit(measured), error))
-    predicted_for = artefact.rank_program.plan.predicted
+    predicted_for = found.artefact.rank_program.plan.predicted
     title = "Predicted and measured"
+    if found.flow is not None:
+        title += f"; kinds are those of rank {found.flow.fullest} of pipe"
     if predicted_for is not None:
         title += f" (the time for the cluster '{predicted_for.cluster}')"
     return [table(title, ("", "predicted", "measured", "error"), rows, numbers=(1, 2, 3))]
 
 
-def _compared(artefact: Artefact, needs: Memory) -> list[tuple[str, float, float]]:
-    """Name, predicted and measured value; empty if there has been no run."""
+def _compared(found: Inspected) -> list[tuple[str, float, float]]:
+    """Name, predicted and measured value; empty if there has been no run. Of a pipeline, kinds are compared on the rank
+    that is predicted to need most, and the peak on every rank of ``pipe``."""
     from meshwright.runtime.measured import FILE, read_measured
 
-    measured = read_measured(artefact.folder / FILE)
-    if measured is None:
+    measured = read_measured(found.artefact.folder / FILE)
+    here = measured.at(found.flow.fullest if found.flow is not None else 0) if measured is not None else None
+    if measured is None or here is None:
         return []
-    predicted = artefact.rank_program.plan.predicted
-    found: list[tuple[str, float, float]] = []
+    needs, predicted = found.memory, found.artefact.rank_program.plan.predicted
+    rows: list[tuple[str, float, float]] = []
     if predicted is not None and predicted.step_time:
-        found.append(("step time", predicted.step_time, measured.step_time))
-    held = {kind: needs.most.get(kind, 0) for kind in measured.memory if kind in needs.most}
-    found += [(kind, size, measured.memory[kind]) for kind, size in held.items()]
-    found.append(("everything else", needs.peak - sum(held.values()), measured.memory["everything else"]))
-    found.append(("memory at the peak", needs.peak, measured.peak))
-    return found
+        rows.append(("step time", predicted.step_time, measured.step_time))
+    held = {kind: needs.most.get(kind, 0) for kind in here.memory if kind in needs.most}
+    rows += [(kind, size, here.memory[kind]) for kind, size in held.items()]
+    rows.append(("everything else", needs.peak - sum(held.values()), here.memory["everything else"]))
+    if found.flow is None:
+        return [*rows, ("memory at the peak", needs.peak, here.peak)]
+    for one in measured.ranks:
+        rows.append((f"memory at the peak, rank {one.pipe} of pipe", found.flow.memory[one.pipe], one.peak))
+    return rows
 
 
 def _communication(traffic: list[Traffic]) -> Any:
@@ -123,13 +134,13 @@ def _json(found: Inspected) -> dict[str, Any]:
             name: {kind: str(getattr(lies, kind)) for kind in ("compute", "rest", "gradient", "state")}
             for name, lies in rank.layouts.items()
         },
-        "program": {name: {"one device": whole, "each rank": local} for name, whole, local in found.graphs},
+        "program": {"one device": found.whole, "each rank": found.graphs},
         "pipeline": asdict(rank.plan.pipeline) if rank.plan.pipeline is not None else None,
         "memory": asdict(needs),
         "communication": [asdict(t) for t in found.traffic],
         "predicted": asdict(rank.plan.predicted) if rank.plan.predicted is not None else None,
         "compared": [
             {"what": name, "predicted": predicted, "measured": measured}
-            for name, predicted, measured in _compared(artefact, needs)
+            for name, predicted, measured in _compared(found)
         ],
     }

@@ -22,7 +22,10 @@ def schedule_command(
         str | None, typer.Argument(help="The schedule: 1f1b, zb-v, list and so on. Default: list all.")
     ] = None,
     stages: Annotated[
-        int, typer.Option(min=1, help="The stages that the model is cut into; to compare, the ranks.")
+        int,
+        typer.Option(
+            min=1, help="The stages that the model is cut into, on all ranks together; to compare, the ranks."
+        ),
     ] = 4,
     microbatches: Annotated[int, typer.Option(min=1, help="The microbatches of a step.")] = 8,
     virtual: Annotated[
@@ -47,13 +50,13 @@ def schedule_command(
     if output is not None:
         write(output, as_svg(schedule, run), "E0505")
     if as_json:
-        typer.echo(json.dumps({**_row(schedule, run), "rows": str(schedule).splitlines()}, indent=2))
+        typer.echo(json.dumps({**_row(name, schedule, run), "rows": str(schedule).splitlines()}, indent=2))
         return
     typer.echo(as_text(schedule, run))
     typer.echo("")
     typer.echo(
-        f"{schedule.name}: {run.seconds:g} a step, {100 * run.bubble:.1f} % of it bubble; a rank holds at most "
-        f"{max(run.peak):g} activations of a stage."
+        f"{_called(name, schedule)}: {run.seconds:g} a step, {100 * run.bubble:.1f} % of it bubble; a rank holds at "
+        f"most {max(run.peak):g} activations of a stage."
     )
     if output is not None:
         typer.echo(f"written to {output}")
@@ -65,14 +68,14 @@ def _compare(
     """All schedules on as many ranks: what has several stages on each cuts the model into shorter ones."""
     rows = []
     for name, module in catalogue.modules().items():
-        searched = getattr(module, "SEARCHED", False)
+        searched = catalogue.searched(name)
         ways = [virtual] if virtual is not None else [1, 2] if searched else [module.VIRTUAL]
         found = [_compared(name, ranks, microbatches, each, costs, memory if searched else None) for each in ways]
         rows += sorted((row for row in found if row), key=lambda row: (row["step"], row["held"]))[:1]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    cells = [(r["schedule"], *(f"{r[n]:g}" for n in ("stages", "step", "bubble_percent", "held"))) for r in rows]
+    cells = [(_cell(r), *(f"{r[n]:g}" for n in ("stages", "step", "bubble_percent", "held"))) for r in rows]
     title = f"Schedules on {ranks} ranks, {microbatches} microbatches"
     columns = ("schedule", "stages", "step", "bubble, %", "most held, of a rank's layers")
     show(table(title, columns, cells, numbers=(1, 2, 3, 4)))
@@ -88,13 +91,27 @@ def _compared(
     if catalogue.why_not(name, request):
         return None
     made = catalogue.make(name, request)
-    row = _row(made, simulate(made, shorter))
-    return {**row, "schedule": name, "held": row["held"] / each}
+    row = _row(name, made, simulate(made, shorter))
+    return {**row, "held": row["held"] / each}
 
 
-def _row(schedule: Schedule, run: Run) -> dict[str, Any]:
+def _called(name: str, schedule: Schedule) -> str:
+    """A schedule that was asked for by name; of what is searched for, which one was found."""
+    own = catalogue.own_name(name)
+    if not catalogue.searched(own):
+        return own
+    return f"{own}, a table of its own" if schedule.name == own else f"{own}, here the same as {schedule.name}"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return row["schedule"] if row["schedule"] == row["table"] else f"{row['schedule']}: {row['table']}"
+
+
+def _row(name: str, schedule: Schedule, run: Run) -> dict[str, Any]:
+    """``table`` is the schedule whose table it is: of what is searched for, the one that was best."""
     return {
-        "schedule": schedule.name,
+        "schedule": catalogue.own_name(name),
+        "table": schedule.name,
         "ranks": schedule.ranks,
         "stages": schedule.stages,
         "microbatches": schedule.microbatches,

@@ -71,6 +71,8 @@ def simulate_command(
     if as_json:
         typer.echo(json.dumps(_json(found), indent=2))
         return
+    for note in found.notes:
+        typer.echo(f"note: {note}")
     typer.echo(f"{found.place} on {found.cluster.name}\n{described(found.plan, found.program)}\n{_line(found)}\n")
     prediction = found.prediction
     shown = [_time(prediction), _communication(prediction), *stages_of(prediction.flow, times=True), _memory(found)]

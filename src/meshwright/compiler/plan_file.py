@@ -96,7 +96,7 @@ class PlanFile:
         """A fault that a pass found in the plan, with its place if it has none."""
         if fault.place is not None:
             return fault
-        quoted = re.findall(r"'([^']*)'", f"{fault.message} {fault.action}")
+        quoted = re.findall(r"(?<!\w)'([^']*)'", f"{fault.message} {fault.action}")
         table = "recompute" if fault.code == "E0335" else "parameters"
         entries = self.plan.recompute if table == "recompute" else self.plan.parameters
         for index, pattern in enumerate(entry.pattern for entry in entries):

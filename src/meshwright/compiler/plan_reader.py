@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,7 +86,7 @@ class PlanReader:
                     "E0313",
                     f"'{key}' must be {_TYPES[known[key]]}",
                     self.toml.value(*path, key),
-                    f"write {key} = {_EXAMPLES[known[key]]}",
+                    f"write {key} = {_written((kind, key), known[key], value)}",
                 )
             else:
                 good[key] = value
@@ -242,7 +243,22 @@ class PlanReader:
         return sharding
 
 
+_LISTED = {
+    ("pipeline", "first_blocks"): '["layers.2"]',
+    ("", "offload"): '["state"]',
+    ("", "parameters"): '[{ pattern = "...", compute = "..." }]',
+    ("", "recompute"): '[{ pattern = "..." }]',
+    ("", "reasons"): '["..."]',
+}
+"""By table and key: lists that are no lists of axes, as they are written."""
 _EXAMPLES = {str: '"..."', list: '["data"]', int: "2", float: "0.5", dict: "{ ... } or a table of its own"}
+
+
+def _written(key: tuple[str, str], kind: type, value: object) -> str:
+    """How a value of that kind is written: one text in place of a list of them is the list of that text."""
+    if kind is list and isinstance(value, str) and "{" not in _LISTED.get(key, ""):
+        return f"[{json.dumps(value, ensure_ascii=False)}]"
+    return _LISTED.get(key, _EXAMPLES[kind]) if kind is list else _EXAMPLES[kind]
 
 
 def _line(fault: Diagnostic) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class ProcessCommunicator:
         self.rank = dist.get_rank()
         self.mesh = mesh.with_micro(microbatches)
         self.microbatch = 0
-        self.doing = ""
+        self._doing = ""
         self._devices = mesh
         self._coordinates = mesh.coordinates(self.rank)
         self._before = before
@@ -87,6 +87,16 @@ class ProcessCommunicator:
                     made[ranks] = dist.new_group(list(ranks), timeout=timeout)
             own = mesh.group(self.rank, names)
             self._groups[names] = _Group(own, made.get(tuple(sorted(own))))
+
+    @property
+    def doing(self) -> str:
+        """What this rank is at, such as an instruction of a pipeline's program; what it communicated before that is not
+        told any more."""
+        return self._doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        self._doing, self._last = what, None
 
     @property
     def last_call(self) -> str:
@@ -157,12 +167,13 @@ class ProcessCommunicator:
 
 
 @contextlib.contextmanager
-def named(call: str) -> Iterator[None]:
-    """Errors of torch's collectives, told with the call in which they happened."""
+def named(call: str, peer: int | None = None) -> Iterator[None]:
+    """Errors of torch's collectives and messages, told with the call in which they happened, and the rank at the other
+    end of a message."""
     try:
         yield
     except RuntimeError as failed:
-        raise CollectiveFailed(call.removeprefix("in "), failed) from failed
+        raise CollectiveFailed(call, failed, peer) from failed
 
 
 @dataclass

@@ -35,12 +35,18 @@ class Failure:
     """The rank that wrote this down; another one if the failed rank could not."""
 
 
-class CollectiveFailed(RuntimeError):
-    """A collective ended with an error, which is mostly the echo of another rank's failure."""
+class RankFailed(Exception):
+    """A rank of the run has failed; the text is the error that tells which and why, ready to print."""
 
-    def __init__(self, call: str, cause: BaseException) -> None:
-        super().__init__(f"{call}: {cause}")
-        self.call = call
+
+class CollectiveFailed(RuntimeError):
+    """A collective or a message ended with an error, which is mostly the echo of another rank's failure.
+
+    ``call`` says what the rank was doing, ``peer`` to which rank a message went or from which it was to come."""
+
+    def __init__(self, call: str, cause: BaseException, peer: int | None = None) -> None:
+        super().__init__(f"{call}{'' if peer is None else f', with rank {peer}'}: {cause}")
+        self.peer = peer
         self.timed_out = "timed out" in str(cause).lower() or "timeout" in str(cause).lower()
 
 
@@ -54,6 +60,17 @@ def died(rank: int, last: str, told_by: int) -> Failure:
         notes=notes,
     )
     return Failure(rank, "E0602", diagnostic.render(), told_by)
+
+
+def ended(rank: int, waiting: int, broken: CollectiveFailed) -> Failure:
+    """A rank has come to its end, and another one waits for it."""
+    diagnostic = Diagnostic(
+        "E0602",
+        f"rank {rank} has ended, and rank {waiting} still waits for it",
+        action=f"see what rank {rank} has told before its end: all ranks must do the same steps",
+        notes=(f"rank {waiting} was {broken}",),
+    )
+    return Failure(rank, "E0602", diagnostic.render(), waiting)
 
 
 def described(rank: int, where: str, cause: BaseException) -> Failure:
@@ -116,6 +133,14 @@ class Watch:
         with contextlib.suppress(RuntimeError), self._lock:
             self._store.set(f"alive/{self.rank}", json.dumps([-1, "at its end"]))
 
+    def linger(self, seconds: float) -> None:
+        """Stay until all other ranks have come to their ends, or for so long: the store may live with this rank."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._reachable():
+            if all(beats < 0 for rank, (beats, _) in self._alive().items() if rank != self.rank):
+                return
+            time.sleep(self.interval / 4)
+
     def tell(self, failure: Failure) -> Failure:
         """Write a failure down for all ranks, unless one is there already; the one that counts is returned."""
         with contextlib.suppress(RuntimeError), self._lock:
@@ -145,11 +170,16 @@ class Watch:
         for rank, (beats, last) in self._alive().items():
             if rank != self.rank and beats >= 0 and before.get(rank, (None, ""))[0] == beats:
                 return self.tell(died(rank, last, self.rank))
+        for rank, (beats, _) in self._alive().items():
+            if rank != self.rank and beats < 0:
+                return self.tell(ended(rank, self.rank, broken))
         others = tuple(f"rank {r} was {last}" for r, (_, last) in sorted(self._alive().items()) if r != self.rank)
         what = "waited in vain" if broken.timed_out else "lost its connection"
+        if broken.peer is not None:
+            what += f" {'for' if broken.timed_out else 'to'} rank {broken.peer}"
         diagnostic = Diagnostic(
             "E0603",
-            f"rank {self.rank} {what} in {broken}",
+            f"rank {self.rank} {what} {broken}",
             action="see whether a rank is stuck or much slower, or the network is broken",
             notes=others[:16],
         )

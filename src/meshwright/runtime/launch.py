@@ -18,13 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
-from meshwright.runtime.failure import LAUNCHED
+from meshwright.runtime.failure import LAUNCHED, RankFailed
 
 LOOPBACK = "127.0.0.1"
-
-
-class RankFailed(Exception):
-    """A rank of a launched run has failed; the text is the rank's own error, ready to print."""
 
 
 def launch(ranks: int, module: str, arguments: Sequence[str], *, variables: Mapping[str, str] | None = None) -> None:

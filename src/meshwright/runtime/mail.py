@@ -87,7 +87,8 @@ class ProcessMail:
                 operations += [dist.P2POp(send, t, parcel.rank) for t in made.go]
                 messages.append(made)
         call = self._communicator.last_call
-        with named(call):
+        ranks = {parcel.rank for parcel in (*sends, *receives)}
+        with named(call, ranks.pop() if len(ranks) == 1 else None):
             works = dist.batch_isend_irecv(operations) if operations else []
         if len(works) != len(operations):  # a backend that finishes all of a batch together
             return [_UnderWay(works, call, m) for m in messages]
@@ -97,8 +98,10 @@ class ProcessMail:
 
 @dataclass(frozen=True)
 class _Messages:
-    """The tensors that go or that are received into, and those that a packed one is taken apart into once it came."""
+    """The other rank, the tensors that go or that are received into, and those that a packed one is taken apart into
+    once it came."""
 
+    peer: int
     go: Sequence[Tensor]
     packed: Sequence[Tensor] = ()
 
@@ -107,10 +110,10 @@ def _messages(parcel: Parcel, *, sent: bool) -> _Messages:
     """Both sides find the same, for they know the same shapes and dtypes."""
     full = [t for t in parcel.tensors if t.numel()]
     if len(full) < 2 or len({t.dtype for t in full}) > 1 or sum(t.nbytes for t in full) > PACKED:
-        return _Messages(full)
+        return _Messages(parcel.rank, full)
     if sent:
-        return _Messages([torch.cat([t.reshape(-1) for t in full])])
-    return _Messages([full[0].new_empty(sum(t.numel() for t in full))], full)
+        return _Messages(parcel.rank, [torch.cat([t.reshape(-1) for t in full])])
+    return _Messages(parcel.rank, [full[0].new_empty(sum(t.numel() for t in full))], full)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class _UnderWay:
     messages: _Messages
 
     def wait(self) -> None:
-        with named(self.call):
+        with named(self.call, self.messages.peer):
             for work in self.works:
                 work.wait()
         if packed := self.messages.packed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -20,36 +20,66 @@ KINDS = {"parameter": "parameters", "state": "optimizer state", "buffer": "buffe
 
 
 @dataclass(frozen=True)
+class MeasuredRank:
+    """The memory of one rank."""
+
+    rank: int
+    pipe: int
+    """Its coordinate along the axis ``pipe``; 0 without one."""
+    peak: int
+    """Bytes at the peak: of the device's allocator, or by how much the process grew since before it had weights."""
+    memory: Mapping[str, int]
+    """Bytes by kind: what is held throughout, and ``everything else`` at the peak."""
+
+
+@dataclass(frozen=True)
 class Measured:
-    """Of rank 0. ``memory`` has bytes by kind: what is held throughout, and ``everything else`` at the peak."""
+    """Of all ranks; times are those of rank 0, with which all others go in step."""
 
     steps: int
     """How many steps the medians are of."""
     step_time: float
     tokens_per_second: float
-    peak: int
-    """Bytes at the peak: of the device's allocator, or by how much the process grew since before it had weights."""
     device: str
-    memory: Mapping[str, int]
+    ranks: tuple[MeasuredRank, ...]
+    """By ``pipe`` coordinate, of the ranks that should need as much as each other the one that needed most."""
+
+    @property
+    def fullest(self) -> MeasuredRank:
+        """The rank that needed most memory."""
+        return max(self.ranks, key=lambda one: one.peak)
+
+    def at(self, pipe: int) -> MeasuredRank | None:
+        """The rank at a ``pipe`` coordinate."""
+        return next((one for one in self.ranks if one.pipe == pipe), None)
 
 
-def measured_of(history: Sequence[Metrics], holdings: Holdings, base: int, device: str) -> Measured | None:
-    """The measured values of a run; None if it did no step. ``base``: bytes in use before there were weights."""
-    typical = history[WARM:] or history
-    if not typical:
-        return None
+def measured_rank(
+    history: Sequence[Metrics], holdings: Holdings, base: int, device: str, rank: int, pipe: int = 0
+) -> MeasuredRank:
+    """What this rank needed in the steps of ``history``, of which there is one at least. ``base``: bytes in use before
+    there were weights."""
     held: dict[str, int] = {}
     for value, tensor in holdings.items():
         if tensor.device.type == device:
             held[KINDS[value.kind]] = held.get(KINDS[value.kind], 0) + tensor.numel() * tensor.element_size()
     peak = max(0, max(step.peak for step in history) - base)
+    return MeasuredRank(rank, pipe, peak, {**held, "everything else": max(0, peak - sum(held.values()))})
+
+
+def measured_of(history: Sequence[Metrics], ranks: Iterable[MeasuredRank], device: str) -> Measured:
+    """The measured values of a run: the steps of one rank, of which there is one at least, and the memory of all."""
+    typical = history[WARM:] or history
+    most: dict[int, MeasuredRank] = {}
+    for one in ranks:
+        if one.pipe not in most or one.peak > most[one.pipe].peak:
+            most[one.pipe] = one
     return Measured(
         steps=len(typical),
         step_time=median(step.seconds for step in typical),
         tokens_per_second=median(step.tokens_per_second for step in typical),
-        peak=peak,
         device=device,
-        memory={**held, "everything else": max(0, peak - sum(held.values()))},
+        ranks=tuple(most[pipe] for pipe in sorted(most)),
     )
 
 
@@ -63,6 +93,7 @@ def read_measured(path: Path) -> Measured | None:
     """What a run left; None if there was none, or the file is of another version."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["measured"]
-        return Measured(**{f.name: found[f.name] for f in fields(Measured)})
+        ranks = tuple(MeasuredRank(**{f.name: one[f.name] for f in fields(MeasuredRank)}) for one in found["ranks"])
+        return Measured(**{**{f.name: found[f.name] for f in fields(Measured)}, "ranks": ranks}) if ranks else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

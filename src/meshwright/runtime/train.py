@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.compiler.diagnostics import error
+from meshwright.compiler.plan import PIPE
 from meshwright.runtime import checkpoint
 from meshwright.runtime.checkpoint import CheckpointPolicy
 from meshwright.runtime.checkpoint_folder import Record
 from meshwright.runtime.checkpoint_planner import Shards
 from meshwright.runtime.data import Source, feed_of
 from meshwright.runtime.measured import FILE as MEASURED
-from meshwright.runtime.measured import measured_of, write_measured
+from meshwright.runtime.measured import measured_of, measured_rank, write_measured
 from meshwright.runtime.metrics import Metrics, MetricsFile, memory_in_use
 from meshwright.runtime.places import move_aside
 from meshwright.runtime.progress import Reporter, reporter
@@ -93,10 +94,18 @@ def train(
     finally:
         if stream is not None:
             stream.close()
-    measured = measured_of(history, executor.holdings, base, executor.device.type)
-    if config.metrics is not None and rank == 0 and measured is not None:
-        write_measured(config.metrics.with_name(MEASURED), measured, executor.rank_program.plan.predicted)
+    if config.metrics is not None and history:
+        _tell_measured(executor, history, base, config.metrics.with_name(MEASURED))
     return history
+
+
+def _tell_measured(executor: StepExecutor, history: list[Metrics], base: int, file: Path) -> None:
+    """Rank 0 writes down what all ranks have measured."""
+    rank, device = executor.communicator.rank, executor.device.type
+    pipe = executor.rank_program.mesh.coordinates(rank).get(PIPE, 0)
+    ranks = together(lambda: measured_rank(history, executor.holdings, base, device, rank, pipe))
+    if rank == 0:
+        write_measured(file, measured_of(history, ranks, device), executor.rank_program.plan.predicted)
 
 
 def check_same_run(record: Record, config: TrainConfig) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+import meshwright
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.tensor_parallel import tensor_cut
 from meshwright.frontend.capture import capture
@@ -59,3 +62,49 @@ def test_heads_are_found_where_attention_is_written_as_products() -> None:
     assert [a.size for a in cut.dims["qkv.weight"][0]][:1] == [4]
     assert cut.cuts[cut.dims["qkv.weight"][0][0]] == ("tensor",)
     assert [a.size for a in cut.cuts] == [4]
+
+
+class Residual(torch.nn.Module):
+    """Square weights between values that are added to each other: both dims of each are one logical axis."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.into = torch.nn.Linear(6, 8)
+        shape = (experts, 8, 8) if experts else (8, 8)
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(shape) / 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.into(x)
+        for weight in self.weights:
+            if weight.dim() == 3:
+                spread = h[:, None].expand(-1, weight.shape[0], -1, -1)
+                h = h + torch.einsum("becd,edf->becf", spread, weight).tanh().sum(1)
+            else:
+                h = h + (h @ weight).tanh()
+        return h.square().mean()
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "tp=3", "fsdp=2,tp=2", "fsdp=2,tp=2,micro=2"])
+@pytest.mark.parametrize("experts", [0, 3])
+def test_a_weight_with_one_logical_axis_twice_is_cut_once(experts: int, plan: str) -> None:
+    torch.manual_seed(0)
+    model = Residual(experts).double()
+    alone = copy.deepcopy(model)
+    batches = [torch.randn(8, 5, 6, dtype=torch.float64) for _ in range(2)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = meshwright.parallelize(
+        model, optimizer=optimizer, batch=batches[0], plan=plan, virtual=4 if "fsdp" in plan else int(plan[3:])
+    )
+    compute = step.rank_program.layouts["weights.1"].compute
+    assert sum("tensor" in segment.axes for dim in compute.dims for segment in dim) == 1
+    for batch in batches:
+        loss = alone(batch)
+        loss.backward()
+        with torch.no_grad():
+            for weight in alone.parameters():
+                weight -= 0.5 * weight.grad
+                weight.grad = None
+        assert step(batch) == pytest.approx(loss.item(), rel=1e-12)
+    whole = step.full_state_dict()
+    for name, weight in alone.named_parameters():
+        torch.testing.assert_close(whole[name], weight.detach(), rtol=1e-11, atol=1e-12)

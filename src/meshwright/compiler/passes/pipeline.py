@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from meshwright.compiler import collector
@@ -92,7 +93,9 @@ def check_stages(order: Sequence[str], first_blocks: Sequence[str], plan: Plan) 
     ordered = [b for b in inner if b in first_blocks]
     if ordered != list(first_blocks):
         right = ", ".join(f"'{b}'" for b in ordered)
-        message = "the stages' first blocks are not in the order of the model, each once"
+        at = next(i for i, (a, b) in enumerate(pairwise(first_blocks)) if inner.index(b) <= inner.index(a))
+        here = f"'{first_blocks[at + 1]}' stands after '{first_blocks[at]}'"
+        message = f"the stages' first blocks are not in the order of the model, each once: {here}"
         raise error("E0502", message, action=f"write {right}")
 
 

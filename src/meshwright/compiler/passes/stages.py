@@ -22,6 +22,9 @@ from meshwright.compiler.analysis.blocks import region_of
 from meshwright.compiler.diagnostics import error
 from meshwright.compiler.graph.program import StepProgram, Value, annotation
 from meshwright.compiler.plan import Pipeline
+from meshwright.compiler.schedules.catalogue import virtual as made_for
+from meshwright.compiler.schedules.catalogue import why_not
+from meshwright.compiler.schedules.request import Request
 
 
 @dataclass
@@ -64,11 +67,27 @@ def pipeline_of(program: StepProgram, ranks: int, schedule: str, virtual: int) -
     if len(order) < stages:
         of_each = f" of which each of {ranks} ranks has {virtual}" if virtual > 1 else ""
         message = f"{stages} stages{of_each} cannot be made of {len(order) or 'no'} repeated blocks"
-        legal = [n for n in range(2, ranks + 1) if ranks % n == 0 and n * virtual <= len(order)]
-        fewer = len(order) // ranks
-        action = f"use at most pp={legal[-1]}" if legal else f"use at most virtual={fewer}" if fewer else "leave pp out"
-        raise error("E0502", message, action=action)
+        raise error("E0502", message, action=_fewer(len(order), ranks, schedule, virtual))
     return Pipeline(even_cuts(order, stages), schedule)
+
+
+def _fewer(blocks: int, ranks: int, schedule: str, virtual: int) -> str:
+    """What to ask for instead of more stages than there are blocks."""
+
+    def legal(name: str, each: int) -> list[int]:
+        degrees = range(2, min(ranks, blocks // each) + 1)
+        return [n for n in degrees if not why_not(name, Request(n, n, each))]
+
+    if found := legal(schedule, virtual):
+        dividing = [n for n in found if ranks % n == 0]
+        other = f", or pp={dividing[-1]}, which divides {ranks}" if dividing and dividing[-1] != found[-1] else ""
+        return f"use at most pp={found[-1]}{other}"
+    fewer = blocks // ranks
+    if fewer and not why_not(schedule, Request(ranks, ranks, fewer)):
+        return f"use at most virtual={fewer}"
+    if found := legal(schedule, made_for(schedule)):
+        return f"leave virtual out, and use at most pp={found[-1]}"
+    return f"use at most pp={min(ranks, blocks)}, with schedule=1f1b" if blocks > 1 else "leave pp out"
 
 
 def assign(

@@ -48,10 +48,18 @@ class TensorCut:
         return tuple(p for p in plans if p.compute.axes)
 
     def _sharding(self, name: str, mesh: Mesh) -> Sharding:
-        dims = tuple(
-            tuple(Segment(a.size, self.cuts.get(a, ())) for a in atoms) or (Segment(1),) for atoms in self.dims[name]
-        )
-        return Sharding(dims).canonical(mesh)
+        """An axis of the mesh cuts a tensor once: of a square weight between values that are added to each other, whose
+        dims are one logical axis, the first dim that has it is cut, and the others are whole."""
+        used: set[str] = set()
+
+        def segment(atom: Atom) -> Segment:
+            axes = self.cuts.get(atom, ())
+            if used & set(axes):
+                return Segment(atom.size)
+            used.update(axes)
+            return Segment(atom.size, axes)
+
+        return Sharding(tuple(tuple(map(segment, atoms)) or (Segment(1),) for atoms in self.dims[name])).canonical(mesh)
 
 
 def tensor_cut(program: StepProgram, degree: int, whole: Collection[str] = ()) -> TensorCut:

@@ -38,7 +38,7 @@ def request_for(
             f"{stages} stages are not {each} on each rank",
             action=f"give --stages {more}" + ("" if exact else f", or --virtual with a divisor of {stages}"),
         )
-    if memory is not None and not getattr(_module(name), "SEARCHED", False):
+    if memory is not None and not searched(name):
         raise error(
             "E0502", f"the schedule {name} holds what it holds, whatever the memory", action="take 'list' with --memory"
         )
@@ -52,6 +52,17 @@ def virtual(name: str) -> int:
     """How many stages a schedule is made to put on each rank. Raises MeshwrightError E0501 for an unknown name."""
     made_for: int = _module(name).VIRTUAL
     return made_for
+
+
+def own_name(name: str) -> str:
+    """The name as the schedule itself has it. Raises MeshwrightError E0501 for an unknown name."""
+    own: str = _module(name).NAME
+    return own
+
+
+def searched(name: str) -> bool:
+    """Whether a schedule is made by comparing others. Raises MeshwrightError E0501 for an unknown name."""
+    return bool(getattr(_module(name), "SEARCHED", False))
 
 
 def why_not(name: str, request: Request) -> str:
@@ -86,7 +97,7 @@ def make(name: str, request: Request) -> Schedule:
 def named(request: Request) -> Iterator[Schedule]:
     """All schedules but the one that is searched for, as far as they can serve."""
     for name, module in modules().items():
-        if not getattr(module, "SEARCHED", False) and not why_not(name, request):
+        if not searched(name) and not why_not(name, request):
             yield module.schedule(request)
 
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error
 from meshwright.compiler.plan import PIPE, Pipeline, Plan
 from meshwright.compiler.schedules import catalogue
 from meshwright.compiler.schedules.request import Costs
 from meshwright.compiler.schedules.simulate import Stuck, simulate
 from meshwright.compiler.schedules.table import Action, Malformed, Row, Schedule, parse_rows
+
+
+def alone(plan: Plan, batch: int, place: Span | None = None) -> tuple[Diagnostic, ...]:
+    """The warning W0501 that a pipeline has one microbatch of a batch of several samples. ``place``: where the plan
+    says so."""
+    ranks = plan.mesh.size(PIPE) if plan.pipeline is not None and PIPE in plan.mesh.names else 1
+    most = batch // plan.mesh.size(*plan.batch)
+    if ranks < 2 or plan.microbatches > 1 or most < 2:
+        return ()
+    message = f"one microbatch goes through {ranks} ranks of '{PIPE}': each waits {ranks - 1}/{ranks} of a step"
+    action = f"cut the batch of {batch} samples into microbatches, up to {most}, or leave the pipeline out"
+    return (Diagnostic("W0501", message, place, action),)
 
 
 def schedule_of(plan: Plan) -> Schedule:

@@ -81,7 +81,7 @@ class Candidate:
         names = {REPLICA: "ddp", DATA: "fsdp" if self.storage == 3 else f"zero{self.storage}", TENSOR: "tp", PIPE: "pp"}
         words = [f"{names.get(axis, axis)}={size}" for axis, size in self.axes] or ["ddp=1"]
         words += ["sp"] * self.sequence
-        words += [f"micro={self.microbatches}"] * (self.microbatches > 1)
+        words += [f"micro={self.microbatches}"] * (self.microbatches > 1 or self.pipe > 1)
         if self.save != "all":
             word = "selective" if self.save == "matmuls" else "recompute"
             words.append(f"{word}={self.every}" if self.every > 1 else word)

@@ -34,6 +34,9 @@ OUTDONE = ("gpipe", "breadth-first", "dualpipe", "list")
 """Schedules that are looked at only if they are pinned: those that take as long as others and hold more, the one that
 holds all weights twice, and the one that takes a search of its own."""
 MOST_VIRTUAL = 8
+FULL = 4
+"""Microbatches for each rank of a pipeline with which it waits for less than a fifth of a step: (p - 1) of 4 p + p - 1
+passes."""
 Axes = tuple[tuple[str, int], ...]
 
 
@@ -175,6 +178,13 @@ def microbatch_counts(batch: int, ranks: int) -> list[int]:
     each = [m for m in divisors(batch) if batch // m >= ranks]
     even = [m for m in each if (batch // m) % ranks == 0]
     return even or each
+
+
+def filling_microbatches(batch: int, ranks: int, pipe: int) -> int:
+    """The microbatches of a pipeline of which nothing is said: the fewest that fill it (:data:`FULL`), or as many as
+    give each of the ``ranks`` that cut the batch the same number of samples."""
+    counts = microbatch_counts(batch, ranks) or [1]
+    return next((count for count in counts if count >= FULL * pipe), counts[-1])
 
 
 def _counts(ranks: int, facts: ProgramFacts, pins: Pins) -> list[int]:

@@ -6,6 +6,6 @@ capacities counted over the batch.
 """
 
 from meshwright.compiler.passes.separability.couplings import Coupling, couplings
-from meshwright.compiler.passes.separability.findings import findings, undeclared
+from meshwright.compiler.passes.separability.findings import called, findings, undeclared
 
-__all__ = ["Coupling", "couplings", "findings", "undeclared"]
+__all__ = ["Coupling", "called", "couplings", "findings", "undeclared"]
