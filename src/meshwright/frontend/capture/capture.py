@@ -29,6 +29,7 @@ from meshwright.frontend.capture.origins import Blocks, strip
 from meshwright.frontend.capture.spread import keep_once
 from meshwright.frontend.capture.stand_in import Casts, buffers, cast, casts, parameters
 from meshwright.frontend.capture.tidy import tidy
+from meshwright.frontend.capture.unsorted import unsort
 from meshwright.frontend.capture.update import Optimizers, Owner, capture_update, owners
 
 
@@ -183,6 +184,7 @@ class _Micro:
         lift_constants(joint.module, inputs, constants, "micro_")
         rewrite_contractions(joint.module)
         tidy(joint.module)
+        unsort(joint.module)
         place_casts(joint.module.graph, inputs, results, Blocks(self._model))
         return joint.module, inputs, results, set(with_gradient)
 
