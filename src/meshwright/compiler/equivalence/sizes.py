@@ -160,7 +160,7 @@ def _rewrite(
     if op == "select" or op == "unbind":
         fix(factors.get(f"d{normal_dim(call.args[1], len(call.operands[0].shape))}", []))
         return _same if op == "select" else None
-    if op in ("index", "gather", "index_select"):
+    if op in ("index", "gather", "index_select", "histc", "count", "routed_mm", "routed_outer"):
         for factor in rule.whole:
             fix(factors[factor])
         return _same

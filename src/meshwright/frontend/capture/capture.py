@@ -24,6 +24,7 @@ from meshwright.frontend.capture.export import PREFIX, export
 from meshwright.frontend.capture.fingerprint import fingerprint
 from meshwright.frontend.capture.folding import fold_masks
 from meshwright.frontend.capture.joint import trace_joint
+from meshwright.frontend.capture.lookups import rewrite_lookups
 from meshwright.frontend.capture.loss_scale import SCALE, LossScale, last_read, scale_for
 from meshwright.frontend.capture.origins import Blocks, strip
 from meshwright.frontend.capture.spread import keep_once
@@ -185,6 +186,7 @@ class _Micro:
         rewrite_contractions(joint.module)
         tidy(joint.module)
         unsort(joint.module)
+        rewrite_lookups(joint.module)
         place_casts(joint.module.graph, inputs, results, Blocks(self._model))
         return joint.module, inputs, results, set(with_gradient)
 

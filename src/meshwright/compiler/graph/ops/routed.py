@@ -114,7 +114,5 @@ register("grouped_mm(Tensor x, Tensor weight, Tensor ends) -> Tensor", _grouped_
 register("grouped_outer(Tensor x, Tensor grad, Tensor ends) -> Tensor", _grouped_outer, _grouped_outer_fake)
 differentiate("grouped_mm", _backward, _setup)
 register("routed_mm(Tensor x, Tensor weight, Tensor group) -> Tensor", _routed_mm, _routed_mm_fake)
-register(
-    "routed_outer(Tensor x, Tensor grad, Tensor group, int groups) -> Tensor", _routed_outer, _routed_outer_fake
-)
+register("routed_outer(Tensor x, Tensor grad, Tensor group, int groups) -> Tensor", _routed_outer, _routed_outer_fake)
 register("count(Tensor x, int bins) -> Tensor", _count, _count_fake)

@@ -1,13 +1,13 @@
 """Sorting taken out of a step where it only says in which order rows are computed.
 
-A mixture of experts that drops nothing sorts its rows by expert, so that each expert finds its own side by side, computes
-row by row, and puts the rows back. What a row gets does not depend on where it stood, so the step is the same without
-the sort, rows in the order of their tokens and products by :mod:`meshwright.compiler.graph.ops.routed`, whose kernel
-sorts the rows that it is given. So written, the step can be cut over its batch by the rules of its ops.
+A mixture of experts that drops nothing sorts its rows by expert, so that each expert finds its own side by side,
+computes row by row, and puts the rows back. What a row gets does not depend on where it stood, so the step is the same
+without the sort, rows in the order of their tokens and products by :mod:`meshwright.compiler.graph.ops.routed`, whose
+kernel sorts the rows that it is given. So written, the step can be cut over its batch by the rules of its ops.
 
 This holds by equalities of single ops. Where one does anything with sorted rows that depends on their places (a
-capacity, a slice, a cumulated sum), the sort stays, and with it the coupling that it is. ``compiler/causality`` asks the
-like of a model's values, element by element; here it is asked of the nodes of a graph that is to be written anew.
+capacity, a slice, a cumulated sum), the sort stays, and with it the coupling that it is. ``compiler/causality`` tells
+by the same coordinates which values of a model's run depend on which; here they say how nodes are to be written.
 """
 
 from __future__ import annotations

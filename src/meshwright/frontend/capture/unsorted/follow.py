@@ -136,9 +136,14 @@ class Follow:
 
     def _true_keys(self, node: fx.Node) -> fx.Node | None:
         """The keys in true order, of a node that holds them in sorted order."""
-        if node.target is operator.getitem and node.args[1] == 0 and node.args[0].target in _SORTS:  # type: ignore[union-attr]  # a sort
-            return arguments(node.args[0])["self"] if node.args[0] in self.states else None  # type: ignore[arg-type, return-value]  # likewise
-        found = access(node) if isinstance(node.target, OpOverload) and node in self.states else None
+        if node not in self.states:
+            return None
+        if node.target is operator.getitem:
+            source, number = node.args
+            assert isinstance(source, fx.Node)
+            keys: fx.Node | None = arguments(source)["self"] if source.target in _SORTS and number == 0 else None
+            return keys
+        found = access(node) if isinstance(node.target, OpOverload) else None
         at = self._state(found.index) if found is not None and found.values is None else None
         return found.x if found is not None and isinstance(at, Sorted) and at.numbers == Numbers() else None
 
@@ -203,11 +208,11 @@ class Follow:
         if not _row_by_row(rule, factor) or not self._agree(rule, factor, operands):
             return None
         states: list[State | None] = []
-        for dims in rule.results:
-            at = _places(dims or (), factor)
-            if len(at) > 1 or (at and dims is not None and dims[at[0]] != (factor,)):
+        for result in rule.results:
+            at = _places(result or (), factor)
+            if len(at) > 1 or (at and result is not None and result[at[0]] != (factor,)):
                 return None
-            if not at and dims is not None and factor not in rule.reduce:
+            if not at and result is not None and factor not in rule.reduce:
                 return None
             states.append(Sorted(listing, at[0]) if at else None)
         return Known(tuple(states), lambda w: w.again(node))

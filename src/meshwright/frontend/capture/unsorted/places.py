@@ -50,9 +50,9 @@ def access(node: fx.Node) -> Access | None:
         return None
     dim, index = given["dim"] % len(shape), given["index"]
     along = index.meta["val"].shape
-    if name in ("gather", "scatter_add", "scatter"):
-        if len(along) != len(shape) or any(a != b for d, (a, b) in enumerate(zip(along, shape, strict=True)) if d != dim):
-            return None
+    others = [(a, b) for d, (a, b) in enumerate(zip(along, shape, strict=False)) if d != dim]
+    if name in ("gather", "scatter_add", "scatter") and (len(along) != len(shape) or any(a != b for a, b in others)):
+        return None
     if name in ("index_select", "gather"):
         return Access(x, dim, index)
     values = given.get("source", given.get("src"))
@@ -101,9 +101,9 @@ def write(found: Access, state: StateOf, constant: set[fx.Node]) -> Known | None
     if not isinstance(at, Sorted) or at.numbers is None or not _along(at, found):
         return None
     numbers, rows, items = at.numbers, x.meta["val"].shape[dim], at.listing.size
-    if not found.adds and numbers == Numbers() and rows == items and values in constant and given is None:
-        if len(values.meta["val"].shape) == 1 and _numbers(values, items) == Numbers():
-            return Known((Inverse(at.listing, 0),), None)
+    counts = values in constant and given is None and _numbers(values, items) == Numbers()
+    if counts and not found.adds and numbers == Numbers() and rows == items:
+        return Known((Inverse(at.listing, 0),), None)
     fits = given == Sorted(at.listing, dim) or (given is None and steady(values, dim))
     blank = own is None or steady(x, dim)
     if not fits or not numbers.cover(rows, items):

@@ -31,7 +31,14 @@ def steady(node: fx.Node, dim: int, depth: int = 8) -> bool:
         return True
     call = op_call(node)
     rule = rule_of(call) if call is not None else None
-    if rule is None or not depth or rule.results[0] is None or rule.indexed or rule.contiguous or not operand_nodes(node):
+    if (
+        rule is None
+        or not depth
+        or rule.results[0] is None
+        or rule.indexed
+        or rule.contiguous
+        or not operand_nodes(node)
+    ):
         return False
     factors = rule.results[0][dim]
     if len(factors) != 1 or factors[0] in rule.whole | rule.masked or factors[0] in rule.relations:

@@ -36,7 +36,7 @@ class Writer:
     def again(self, node: fx.Node) -> fx.Node:
         """The same call on operands in true order."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.item)
-        return self.call(node.target, *args, **kwargs)  # type: ignore[misc]  # kwargs is a dict again
+        return self.call(node.target, *args, **kwargs)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call, with its fake value."""
