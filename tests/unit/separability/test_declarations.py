@@ -54,6 +54,18 @@ def test_a_word_that_is_none() -> None:
         assert other.value.diagnostics[0].code == "E0765"
 
 
+def test_text_of_a_command() -> None:
+    wanted = (Declaration("loss.py:31", "per microbatch"), Declaration("**", "global"))
+    assert declarations(["global", "loss.py:31=per-microbatch"]) == declarations("loss.py:31 = per-microbatch;global")
+    assert declarations(["global", "loss.py:31=per-microbatch"]) == wanted == declarations(wanted)
+    assert declarations("batch statistic=global") == (Declaration("batch statistic", "global"),)
+    assert parse_pins(["separability=norm=global"]).separability == (Declaration("norm", "global"),)
+    for twice in (["aux=global", "aux=per-microbatch"], "global;global"):
+        with pytest.raises(MeshwrightError) as caught:
+            declarations(twice)
+        assert caught.value.diagnostics[0].code == "E0765"
+
+
 def test_words_of_presets_and_pins() -> None:
     program = classifier().program
     made = preset("fsdp=2,separability=per-data-rank,micro=2", program)
