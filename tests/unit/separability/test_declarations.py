@@ -106,15 +106,18 @@ def test_a_meaning_of_another_line_opens_nothing() -> None:
     assert caught.value.diagnostics[0].code == "E0305"
 
 
-def test_meanings_of_two_kinds_exclude_each_other() -> None:
+def test_groups_of_two_sizes_exclude_each_other() -> None:
     one = classifier()
     optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
     with pytest.raises(MeshwrightError) as caught:
         meshwright.parallelize(
             one.model, optimizer=optimizer, batch=dict(one.batches[0]), plan="ddp=2,micro=2", virtual=2,
-            separability={"norm": "global", "second": "per microbatch"},
+            separability={"norm": "per data rank", "default": "per microbatch"},
         )  # fmt: skip
-    assert caught.value.diagnostics[0].code == "E0767"
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0767"
+    assert "'norm' per data rank" in found.message and "all else per microbatch" in found.message
+    assert found.action == "declare all else per data rank too, or one of them global"
 
 
 def planned(*pins: str, one: Case | None = None) -> Planned:
