@@ -147,6 +147,12 @@ def test_a_pipeline_is_refused_where_samples_couple(declared: str) -> None:
     assert caught.value.diagnostics[0].code == "E0766"
 
 
+def test_a_pipeline_with_one_microbatch_may_be_asked_for() -> None:
+    found = planned("pp=2", "micro=1", "separability=global", one=case(Deep()))
+    assert found.candidate.pipe == 2 and found.plan.microbatches == 1
+    assert not any("there is no pipeline" in reason for reason in found.reasons)
+
+
 def test_a_pin_that_cuts_it_all_the_same_is_refused() -> None:
     with pytest.raises(MeshwrightError) as caught:
         planned("micro=2")
