@@ -18,6 +18,7 @@ from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.passes import separability
 from meshwright.compiler.passes.presets import preset
 from meshwright.frontend.capture import capture
+from meshwright.miniature import verify_miniature
 from tests.field.against_one_device import Case, Trained, cluster_of, eager, train
 from tests.unit.separability.experts import DROPPED, KEPT, WIDTH, AddedBack, Grouped, GroupedByCount, Plain
 
@@ -82,6 +83,16 @@ def test_a_token_gets_something_else_beside_others(model: type[nn.Module]) -> No
     plain.model.__class__ = AddedBack
     one = plain
     assert torch.allclose(routed(slice(0, 8))[:12], routed(slice(0, 4)))
+
+
+@pytest.mark.parametrize("model", [Grouped, AddedBack])
+def test_the_miniature_of_a_large_plan_is_small(model: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    batch = {name: torch.randn(256, 3, WIDTH, dtype=torch.float64) for name in ("x", "target")}
+    one = Case(model().double(), [batch])
+    found, small = verify_miniature(one.program, preset("fsdp=64,micro=2", one.program, 64), steps=1)
+    assert small.plan.mesh.ranks == 2 and small.program.batch_size < 32
+    assert found.passed and found.worst < 1e-12
 
 
 def test_numbers_beyond_the_bins_are_told() -> None:
