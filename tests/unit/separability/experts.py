@@ -122,6 +122,20 @@ KEPT = (AddedBack, ByInverse, ByOrderOfOrder, Assigned, Scattered, ByTable, Grou
 """Nothing is dropped: what a token gets does not depend on other tokens."""
 
 
+class PlainBalanced(Plain):
+    """With the balance loss of published models, whose shares are a histogram."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        p = self.router(x.reshape(-1, WIDTH)).softmax(-1)
+        chosen = p.topk(CHOICES, -1).indices
+        share = torch.histc(chosen.flatten().to(x.dtype), EXPERTS, 0, EXPERTS - 1) / chosen.numel()
+        return super().forward(x, target) + 0.3 * (share * p.mean(0)).sum()
+
+
+class GroupedBalanced(Grouped, PlainBalanced):
+    """The same, sorted."""
+
+
 class Room(Experts):
     """Of each expert the first rows in sorted order; the others are dropped."""
 

@@ -21,7 +21,17 @@ from meshwright.compiler.passes.presets import preset
 from meshwright.frontend.capture import capture
 from meshwright.miniature import verify_miniature
 from tests.field.against_one_device import Case, Trained, cluster_of, eager, train
-from tests.unit.separability.experts import DROPPED, KEPT, WIDTH, AddedBack, Grouped, GroupedByCount, Plain
+from tests.unit.separability.experts import (
+    DROPPED,
+    KEPT,
+    WIDTH,
+    AddedBack,
+    Grouped,
+    GroupedBalanced,
+    GroupedByCount,
+    Plain,
+    PlainBalanced,
+)
 
 PLANS = [("ddp=2,micro=2", 2), ("fsdp=2,micro=4,prefetch", 2)]
 
@@ -32,8 +42,8 @@ def case(model: type[nn.Module]) -> Case:
     return Case(model().double(), batches, clip=0.5)
 
 
-def truth(one: Case) -> Trained:
-    plain = Plain().double()
+def truth(one: Case, model: type[nn.Module] = Plain) -> Trained:
+    plain = model().double()
     plain.load_state_dict(one.model.state_dict())
     return eager(Case(plain, one.batches, clip=one.clip))
 
@@ -51,6 +61,21 @@ def test_what_drops_nothing_couples_nothing(model: type[nn.Module]) -> None:
         cluster = cluster_of(one, preset(plan, one.program, ranks))
         assert isinstance(cluster.rank_program, RankProgram) and check_relations(cluster.rank_program).proved
         assert train(cluster, one).far_from(wanted) < 1e-9
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("ddp=3", 3), ("fsdp=3,micro=2", 3)])
+def test_unlike_numbers_of_tokens_on_ranks(plan: str, ranks: int) -> None:
+    """Padding is sorted along, and counts for nothing."""
+    one = case(GroupedByCount)
+    assert train(cluster_of(one, preset(plan, one.program, ranks)), one).far_from(truth(one)) < 1e-9
+
+
+def test_a_balance_loss_beside_them_is_all_that_couples() -> None:
+    one = case(GroupedBalanced)
+    assert [found.code for found in separability.findings(one.program)] == ["E0761"]
+    wanted = truth(one, PlainBalanced)
+    for plan, ranks in (("ddp=3", 3), ("fsdp=3,micro=2,separability=global", 3)):
+        assert train(cluster_of(one, preset(plan, one.program, ranks)), one).far_from(wanted) < 1e-9
 
 
 @pytest.mark.parametrize("model", [m for m in KEPT if not issubclass(m, Grouped)])
