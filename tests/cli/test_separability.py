@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.compiler.plan import Declaration
 from meshwright.compiler.plan_file import read_plan
-from tests.cli.conftest import invoke
+from tests.cli.conftest import SMALL, invoke
 
 STEPS = """
 import torch
@@ -93,3 +93,30 @@ def test_check_finds_what_is_not_declared(steps: Path) -> None:
 
     assert found("coupled") == found("coupled", "--separability", "first=global") == 1
     assert found("coupled", "--separability", "function of the batch=global") == found("declared") == 0
+
+
+def test_the_parallel_section_of_a_file(tmp_path: Path) -> None:
+    """A file whose model subtracts the mean over the batch."""
+    text = SMALL.replace("    x = E[tokens]\n", "    x = E[tokens]\n    x = x - mean(x over b)\n")
+    assert text != SMALL
+
+    def made(*lines: str) -> tuple[int, str]:
+        section = "".join(f"    {line}\n" for line in ("mesh data = 2", "microbatches 2", *lines))
+        (tmp_path / "centred.mw").write_text(f"{text}\nparallel\n{section}", encoding="utf-8")
+        result = invoke("compile", tmp_path / "centred.mw", "-o", tmp_path / "out")
+        return result.exit_code, result.output
+
+    code, said = made()
+    assert code == 1 and "E0305" in said
+    assert made('separability "global"')[0] == 0
+    assert read_plan((tmp_path / "out" / "plan.toml").read_text()).separability == (Declaration("**", "global"),)
+    assert made('separability "centred.mw:*=global", "per microbatch"')[0] == 0
+    wanted = (Declaration("centred.mw:*", "global"), Declaration("**", "per microbatch"))
+    assert read_plan((tmp_path / "out" / "plan.toml").read_text()).separability == wanted
+    for lines, expected in (
+        (['separability "globally"'], "E0765"),
+        (["separability global"], "E0765"),
+        (['separability "global"', 'separability "global"'], "E0106"),
+    ):
+        code, said = made(*lines)
+        assert code == 1 and expected in said and "centred.mw:" in said

@@ -158,6 +158,7 @@ def _from_file(loaded: LoadedFile, overrides: Mapping[str, float]) -> Source:
         optimizer=optimizer,
         clip=train.clip,
         precision=train.precision,
+        separability=loaded.parallel.separability if loaded.parallel is not None else (),
         scheduler=train.make_scheduler(optimizer),
         train=settings,
         loaded=loaded,
