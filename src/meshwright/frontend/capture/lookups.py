@@ -30,7 +30,9 @@ def rewrite_lookups(module: fx.GraphModule) -> None:
 
 
 def _adds_rows(node: fx.Node) -> bool:
-    """Whether floating rows are added up, each at a place of its own, and nothing else."""
+    """Whether floating rows of a gradient are added up, each at a place of its own, and nothing else."""
+    if annotation(node).phase != "backward":
+        return False  # what the model itself adds up stays as it was written, and findings name it so
     base, indices, values = node.args[:3]
     assert isinstance(base, fx.Node) and isinstance(values, fx.Node) and isinstance(indices, (list, tuple))
     accumulate = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
