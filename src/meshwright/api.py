@@ -40,7 +40,7 @@ from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_fi
 from meshwright.compiler.schedules.of_plan import alone
 from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pins import Pins
-from meshwright.compiler.separability_text import declarations
+from meshwright.compiler.separability_text import Separability, declarations
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.batch import as_call, check_fixed, fixed, tensors
 from meshwright.frontend.capture.fingerprint import hashes_of
@@ -68,7 +68,7 @@ def parallelize(
     loss: Callable[..., Any] | None = None,
     clip: float | None = None,
     precision: Precision | str | None = None,
-    separability: str | Mapping[str, str] | None = None,
+    separability: Separability | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     virtual: int | None = None,
     seed: int = 0,

@@ -17,10 +17,11 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Plan, Precision
+from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.compiler.schedules.of_plan import alone
 from meshwright.compiler.search.limits import Limits
+from meshwright.compiler.separability_text import Separability, declarations
 from meshwright.frontend.capture.fingerprint import hashes_of
 from meshwright.frontend.pins import pinned_plan, section_pins
 from meshwright.frontend.source import Source, load_source, source_without_weights
@@ -71,6 +72,7 @@ def compile(
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
     precision: Precision | str | None = None,
+    separability: Separability | None = None,
 ) -> Built:
     """Compile a ``.mw`` file or a factory (``package.module:factory``) and write the artefact folder ``output``
     (default: ``gpt-build`` for ``gpt.mw`` or ``package.gpt:factory``).
@@ -78,10 +80,21 @@ def compile(
     ``plan`` is a preset (``fsdp=2,tp=2``), the path of a plan file, or a Plan. Without one, the file's
     ``parallel`` section counts, else everything is fully sharded over ``ranks``. ``plan="auto"`` lets the planner
     choose for ``cluster`` (``h100x8``, a cluster file, or a Cluster). ``overrides`` replace sizes and settings by
-    name, ``batch`` the samples of the global batch, ``precision`` that of the source and of the plan.
+    name, ``batch`` the samples of the global batch, ``precision`` that of the source and of the plan;
+    ``separability`` declares what couplings of samples mean (see :func:`meshwright.parallelize`), instead of source
+    and plan.
     Raises MeshwrightError for what cannot be read, captured or cut.
     """
-    decided = decide(source, plan, ranks=ranks, overrides=overrides, cluster=cluster, batch=batch, precision=precision)
+    decided = decide(
+        source,
+        plan,
+        ranks=ranks,
+        overrides=overrides,
+        cluster=cluster,
+        batch=batch,
+        precision=precision,
+        separability=separability,
+    )
     loaded = decided.source
     with decided.located():
         rank_program = compile_plan(decided.program, _for_ranks(decided.plan, ranks))
@@ -103,6 +116,7 @@ def decide(
     cluster: str | Path | Cluster | None = None,
     batch: int | None = None,
     precision: Precision | str | None = None,
+    separability: Separability | None = None,
     meta: bool = False,
 ) -> Decided:
     """Load and capture a source and find the plan for it, which may be for another number of ranks.
@@ -110,6 +124,7 @@ def decide(
     ``meta``: no weights are needed, so that a factory makes its model on the meta device, if it can. The other
     arguments and the faults are those of :func:`compile`.
     """
+    declared = declarations(separability)
     loaded = source_without_weights(source, overrides) if meta else load_source(source, overrides)
     if batch is not None:
         loaded = widened(loaded, batch)
@@ -127,14 +142,15 @@ def decide(
         chosen = replace(file.plan, precision=loaded.precision)
     elif plan == AUTO:
         where = cluster_of(cluster or LOCAL, ranks)
-        limits = Limits(pins=section_pins(loaded))
+        limits = Limits(pins=replace(section_pins(loaded), separability=declared or loaded.separability or None))
         chosen = plan_program(program, where, ranks=ranks, limits=limits, precision=loaded.precision).plan
     else:
-        chosen = _plan(plan, loaded, program, ranks)
+        chosen = _plan(plan, loaded, program, ranks, declared)
         notes = () if isinstance(plan, Plan) else chosen.reasons
     place = file.toml.value("microbatches" if "microbatches" in file.toml.values else "pipeline") if file else None
     if plan != AUTO:
         warnings += alone(chosen, program.batch_size, place)
+    chosen = replace(chosen, separability=declared or chosen.separability or loaded.separability)
     return Decided(loaded, program, chosen, tuple(warnings), file, notes)
 
 
@@ -157,12 +173,18 @@ def _check_made_for(file: PlanFile, program: StepProgram, source: Source, own: P
     return check_made_for(file.plan, made, *(file.toml.value("made_for", key) for key in (word, "torch")))
 
 
-def _plan(plan: str | Path | Plan | None, source: Source, program: StepProgram, ranks: int | None) -> Plan:
+def _plan(
+    plan: str | Path | Plan | None,
+    source: Source,
+    program: StepProgram,
+    ranks: int | None,
+    declared: tuple[Declaration, ...],
+) -> Plan:
     """The plan that is given, that the source's ``parallel`` section asks for, or full sharding."""
     if isinstance(plan, Plan):
         return plan
     if plan is not None:
-        return preset(str(plan), program, ranks, source.precision)
+        return preset(str(plan), program, ranks, source.precision, declared, source.separability)
     pinned = pinned_plan(source, program)
     if pinned is None and ranks is None:
         raise error("E0324", "no plan and no number of ranks", action="give --plan, say fsdp=2,tp=2, or --ranks N")

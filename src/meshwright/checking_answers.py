@@ -54,9 +54,9 @@ def separable(given: Given) -> Answer:
     """May the step be cut over its batch? Fails for an artefact with microbatches if a coupling is not declared."""
     step = given.step
     if isinstance(step, StepProgram):
-        found, passed = separability.findings(step), True
+        found, passed = separability.findings(step, given.declarations), True
     else:
-        found = separability.findings(step.program, step.plan.separability)
+        found = separability.findings(step.program, given.declarations)
         passed = step.plan.microbatches == 1 or not found
     said = f"{len(found)} lines couple the samples of a batch; over data ranks they mean the whole batch"
     return Answer(passed, said if found else "the step may be cut over its batch in any way", found)

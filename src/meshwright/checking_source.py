@@ -12,9 +12,10 @@ from meshwright.compiler.diagnostics import MeshwrightError, error
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
+from meshwright.compiler.plan import Declaration
 from meshwright.frontend.factory import model_of_factory
 from meshwright.frontend.language.load import LoadedFile, load, load_text
-from meshwright.frontend.source import load_source
+from meshwright.frontend.source import Source, load_source
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Given:
     segments: str | None = None
     artefact: Path | None = None
     overrides: Mapping[str, float] = field(default_factory=dict)
+    declared: tuple[Declaration, ...] = ()
+    """What was said of couplings of samples, besides what the source or the plan says."""
 
     @cached_property
     def step(self) -> StepProgram | Compiled:
@@ -39,7 +42,20 @@ class Given:
         """
         if self.artefact is not None:
             return read_artefact(self.artefact).rank_program
-        return load_source(self.source, self.overrides).capture()
+        return self._loaded.capture()
+
+    @cached_property
+    def _loaded(self) -> Source:
+        return load_source(self.source, self.overrides)
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What couplings of samples were declared to mean: by the plan of an artefact and then here, or here or else by
+        the source."""
+        step = self.step
+        if not isinstance(step, StepProgram):
+            return (*step.plan.separability, *self.declared)
+        return self.declared or self._loaded.separability
 
     @cached_property
     def without_step(self) -> str | None:

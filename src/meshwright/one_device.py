@@ -80,6 +80,11 @@ def groups_of(plan: Plan) -> int:
 
 def _alone(plan: Plan, groups: int) -> Plan:
     """The same groups on one rank, as its microbatches."""
-    declared = tuple(Declaration(entry.pattern, "per microbatch") for entry in plan.separability)
+    declared = tuple(
+        entry if entry.meaning == "global" else Declaration(entry.pattern, "per microbatch")
+        for entry in plan.separability
+    )
+    # over data ranks that is what nothing is declared of, and here they are microbatches
+    declared += (Declaration("**", "global"),)
     mesh = Mesh((("replica", 1),))
     return Plan(mesh, ("replica",), groups, precision=plan.precision, separability=declared)

@@ -38,7 +38,7 @@ from meshwright.compiler.search.prices import Priced
 from meshwright.compiler.search.search import search
 from meshwright.compiler.search.state import Search
 from meshwright.compiler.search.why_not import WhyNot, why_not
-from meshwright.compiler.separability_text import declarations
+from meshwright.compiler.separability_text import Separability, declarations
 from meshwright.frontend.capture.fingerprint import outline
 from meshwright.frontend.pins import section_pins
 from meshwright.frontend.source import Source, source_without_weights
@@ -86,7 +86,7 @@ def plan(
     overrides: Mapping[str, float] | None = None,
     precision: Precision | str | None = None,
     execution: Execution | None = None,
-    separability: str | Mapping[str, str] | None = None,
+    separability: Separability | None = None,
 ) -> Planned:
     """Choose a plan for a ``.mw`` file or a factory (``package.module:factory``) on a cluster.
 
@@ -107,8 +107,8 @@ def plan(
     began = time.perf_counter()
     loaded = _sized(source_without_weights(source, overrides), batch, size)
     loaded.precision = checked_precision(precision) or loaded.precision
-    if separability is not None:
-        given = replace(given, separability=declarations(separability))
+    declared = declarations(separability) or given.separability or loaded.separability
+    given = replace(given, separability=declared or None)
     limits = Limits(free, section_pins(loaded).joined(given), budget)
     folded = loaded.capture_folded()
     captured = time.perf_counter() - began

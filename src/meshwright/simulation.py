@@ -21,6 +21,7 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.verify_shapes import lay_out
 from meshwright.compiler.plan import Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction
+from meshwright.compiler.separability_text import Separability
 from meshwright.compiler.timeline import FUSIONS
 from meshwright.planning import AUTO, cluster_of
 from meshwright.prediction_of import check_ranks, predict_rank_program, predict_step
@@ -50,23 +51,30 @@ def simulate(
     overrides: Mapping[str, float] | None = None,
     batch: int | None = None,
     precision: Precision | str | None = None,
+    separability: Separability | None = None,
     fusion: str = "none",
     spans: bool = False,
 ) -> Simulated:
     """Predict a step of an artefact folder, or of a ``.mw`` file or factory under a plan.
 
-    ``plan``, ``overrides``, ``batch`` and ``precision`` are those of :func:`meshwright.build.compile`; an artefact has
-    its own. ``cluster`` is a preset (``h100x64``), a file or a Cluster; ``local`` takes as many ranks as the plan has,
-    and without one as many as it has cores. Raises MeshwrightError: E0470 if plan and cluster have different numbers
-    of ranks, E0471 for an unknown ``fusion``, E0472 for an artefact with a plan, overrides or their likes, and what
-    reading, capturing and cutting raise.
+    ``plan``, ``overrides``, ``batch``, ``precision``, ``separability`` are those of :func:`meshwright.build.compile`;
+    an artefact has its own. ``cluster`` is a preset (``h100x64``), a file or a Cluster; ``local`` takes as many ranks
+    as the plan has, and without one as many as it has cores. Raises MeshwrightError: E0470 if plan and cluster have
+    different numbers of ranks, E0471 for an unknown ``fusion``, E0472 for an artefact with a plan, overrides or their
+    likes, and what reading, capturing and cutting raise.
     """
     if fusion not in FUSIONS:
         raise error("E0471", f"unknown fusion '{fusion}'", action=suggestion(fusion, FUSIONS))
     execution = Execution(fusion)
     where = cluster if isinstance(cluster, Cluster) or _is_local(cluster) else read_cluster(cluster)
     if Path(source).is_dir():
-        others = {"a plan": plan, "other sizes": overrides, "another batch": batch, "another precision": precision}
+        others = {
+            "a plan": plan,
+            "other sizes": overrides,
+            "another batch": batch,
+            "another precision": precision,
+            "a meaning of its couplings": separability,
+        }
         for given in (name for name, value in others.items() if value):
             message = f"'{source}' is compiled already, so {given} cannot be given"
             raise error("E0472", message, action="give the source (a .mw file or package.module:factory) instead")
@@ -100,6 +108,7 @@ def simulate(
         cluster=where if plan == AUTO else None,
         batch=batch,
         precision=precision,
+        separability=separability,
         meta=True,
     )
     where = _for(decided.plan, where)

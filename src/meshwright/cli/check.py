@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from meshwright.cli.output import write
 from meshwright.cli.pages import page_of
-from meshwright.cli.settings import overrides
+from meshwright.cli.settings import Separability, overrides, read_separability
 
 
 def check_command(
@@ -22,6 +23,7 @@ def check_command(
     ] = None,
     batch_dim: Annotated[int, typer.Option(min=0, help="The dim of rows; of a '.mw' file its axis.")] = 0,
     time_dim: Annotated[int, typer.Option(min=0, help="The dim of positions; of a '.mw' file its axis.")] = 1,
+    separability: Separability = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A size of the file or an argument of the factory: name=number.")
     ] = None,
@@ -50,7 +52,8 @@ def check_command(
         for path, option in ((as_json, "--json"), (sarif, "--sarif")):
             if path is not None:
                 write(path, "", "E0718", option)  # told before minutes of checking, not after them
-        given = read_given(source, overrides(set_ or []), segments, batch_dim, time_dim)
+        declared = read_separability(separability)
+        given = replace(read_given(source, overrides(set_ or []), segments, batch_dim, time_dim), declared=declared)
         asked = questions(given)
         answers = {}
         for name, ask in asked.items():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.settings import overrides, read_precision
+from meshwright.cli.settings import Separability, overrides, read_precision, read_separability
 
 
 def compile_command(
@@ -30,13 +30,14 @@ def compile_command(
         str | None,
         typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
     ] = None,
+    separability: Separability = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Compile a training step for a mesh and write the artefact folder."""
-    chosen, compute = overrides(set_ or []), read_precision(precision)
+    chosen, compute, declared = overrides(set_ or []), read_precision(precision), read_separability(separability)
     if cluster is not None and plan != "auto":
         raise typer.BadParameter("--cluster chooses nothing without --plan auto")
     from meshwright.build import compile
@@ -44,7 +45,15 @@ def compile_command(
     from meshwright.cli.tables import plan_line
 
     built = compile(
-        source, plan, ranks=ranks, overrides=chosen, output=output, cluster=cluster, batch=batch, precision=compute
+        source,
+        plan,
+        ranks=ranks,
+        overrides=chosen,
+        output=output,
+        cluster=cluster,
+        batch=batch,
+        precision=compute,
+        separability=declared,
     )
     if built.warnings:
         print_diagnostics(*built.warnings)

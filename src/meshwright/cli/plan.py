@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.cli.output import write
-from meshwright.cli.settings import overrides, read_precision
+from meshwright.cli.settings import Separability, overrides, read_precision, read_separability
 from meshwright.cli.tables import show, size, table
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ def plan_command(
         str | None,
         typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
     ] = None,
+    separability: Separability = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Choose a plan for a cluster, predict its step, and say why. No device of the cluster is needed."""
-    chosen, compute = overrides(set_ or []), read_precision(precision)
+    chosen, compute, declared = overrides(set_ or []), read_precision(precision), read_separability(separability)
     from meshwright.cli.faults import print_diagnostics
     from meshwright.compiler.plan_file import plan_to_toml
     from meshwright.compiler.search.pin_text import parse_pins
@@ -65,6 +66,7 @@ def plan_command(
         budget=budget,
         overrides=chosen,
         precision=compute,
+        separability=declared,
     )
     if found.warnings:
         print_diagnostics(*found.warnings)

@@ -1,14 +1,26 @@
-"""Reads ``--set name=value`` and ``--precision``."""
+"""Reads ``--set name=value``, ``--precision`` and ``--separability``."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from meshwright.compiler.diagnostics import error
 
 if TYPE_CHECKING:
-    from meshwright.compiler.plan import Precision
+    from meshwright.compiler.plan import Declaration, Precision
+
+
+Separability = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--separability",
+        help="What a coupling of samples means in microbatches: global, or a line, module or kind with one of global, "
+        "per-microbatch, per-data-rank: aux=global. May be repeated.",
+    ),
+]
 
 
 def overrides(given: list[str]) -> dict[str, float]:
@@ -41,3 +53,10 @@ def read_precision(text: str | None) -> Precision | None:
     from meshwright.compiler.precision_text import parse_precision
 
     return parse_precision(text) if text is not None else None
+
+
+def read_separability(given: list[str] | None) -> tuple[Declaration, ...]:
+    """What was declared of couplings of samples. Raises E0765 for what cannot be understood."""
+    from meshwright.compiler.separability_text import declarations
+
+    return declarations(given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.settings import overrides, read_precision
+from meshwright.cli.settings import Separability, overrides, read_precision, read_separability
 from meshwright.cli.stages import stages_of
 from meshwright.cli.tables import described, show, size, table
 
@@ -43,13 +43,14 @@ def simulate_command(
         str | None,
         typer.Option(help="bf16, or 'bf16 compute, fp32 weights, fp32 reductions', instead of the source's."),
     ] = None,
+    separability: Separability = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value: the size of an axis, or a setting such as batch. May be repeated."),
     ] = None,
 ) -> None:
     """Predict time and memory of a step on a cluster. No device of it is needed."""
-    chosen, compute = overrides(set_ or []), read_precision(precision)
+    chosen, compute, declared = overrides(set_ or []), read_precision(precision), read_separability(separability)
     from meshwright.cli.faults import print_diagnostics
     from meshwright.compiler.timeline import write_trace
     from meshwright.simulation import simulate
@@ -61,6 +62,7 @@ def simulate_command(
         overrides=chosen,
         batch=batch,
         precision=compute,
+        separability=declared,
         fusion=fusion,
         spans=trace is not None,
     )

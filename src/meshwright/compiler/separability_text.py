@@ -34,17 +34,23 @@ def read_separability(reader: Reader, table: Mapping[str, Any]) -> tuple[Declara
     return _default_last(found)
 
 
-def declarations(given: str | Mapping[str, str] | Sequence[Declaration] | None) -> tuple[Declaration, ...]:
-    """What was given as declarations: a meaning for all couplings, or one by pattern.
+Separability = str | Mapping[str, str] | Sequence[str | Declaration]
+"""A meaning for all couplings (``global``), or one by pattern: as a mapping, or as text (``aux=global``), of which
+several stand in a sequence or between semicolons."""
 
-    Raises MeshwrightError E0765 for a word that is no meaning.
+
+def declarations(given: Separability | None) -> tuple[Declaration, ...]:
+    """What was given as declarations.
+
+    Raises MeshwrightError E0765 for a word that is no meaning, and for a pattern of which two things are said.
     """
     if given is None:
         return ()
-    if isinstance(given, str):
-        given = {DEFAULT: given}
     if not isinstance(given, Mapping):
-        return tuple(given)
+        entries = [given] if isinstance(given, str) else list(given)
+        if not all(isinstance(entry, str) for entry in entries):
+            return tuple(entry for entry in entries if isinstance(entry, Declaration))
+        given = _spoken([str(entry) for entry in entries])
     found = []
     for key, word in given.items():
         meaning = _meaning(word)
@@ -52,6 +58,19 @@ def declarations(given: str | Mapping[str, str] | Sequence[Declaration] | None) 
             raise error("E0765", f"'{word}' is no meaning of a coupling", action=suggestion(str(word), MEANINGS))
         found.append(_declaration(key, meaning))
     return _default_last(found)
+
+
+def _spoken(texts: Sequence[str]) -> dict[str, str]:
+    """Patterns and words of ``aux=global``; a word alone is for whatever no other fits."""
+    found: dict[str, str] = {}
+    for text in (part.strip() for one in texts for part in one.split(";")):
+        pattern, equals, word = (part.strip() for part in text.rpartition("="))
+        key = pattern if equals else DEFAULT
+        if key in found:
+            what = f"'{key}'" if equals else "whatever nothing else is said of"
+            raise error("E0765", f"two meanings are given for {what}", action="give one of them")
+        found[key] = word
+    return found
 
 
 def _declaration(key: str, meaning: Meaning) -> Declaration:

@@ -19,8 +19,9 @@ from torch import nn
 
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error, nearest, suggestion
 from meshwright.compiler.emit.manifest import SourceDescription
-from meshwright.compiler.plan import Precision
+from meshwright.compiler.plan import Declaration, Precision
 from meshwright.compiler.precision_text import parse_precision
+from meshwright.compiler.separability_text import declarations
 from meshwright.compiler.train_settings import DataSettings, TrainSettings
 from meshwright.frontend.source import Source
 
@@ -31,6 +32,7 @@ FIELDS = {
     "loss": "a function of (output, batch), or None if the model returns its loss",
     "clip": "the largest global gradient norm",
     "precision": 'a Precision, or its text, such as "bf16"',
+    "separability": "what couplings of samples mean in microbatches: a meaning, or a dict of them",
     "batch_dims": "which dim of each batch tensor is the batch",
     "scheduler": "a torch.optim.lr_scheduler over the optimizer",
     "data": "a DataSettings, or a dict of its fields",
@@ -77,6 +79,7 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
         loss=parts.get("loss"),
         clip=_clip(parts.get("clip"), place),
         precision=_precision(parts.get("precision"), place),
+        separability=_separability(parts.get("separability"), place),
         batch_dims=parts.get("batch_dims"),
         scheduler=parts.get("scheduler"),
         train=settings,
@@ -112,6 +115,15 @@ def _precision(given: Any, place: str) -> Precision:
         found = f"it is of type {type(given).__name__}"
         raise error("E0112", f"{place} must return {FIELDS['precision']}; {found}", action='return "bf16", say')
     return parse_precision(given)
+
+
+def _separability(given: Any, place: str) -> tuple[Declaration, ...]:
+    """Raises MeshwrightError E0112 for what is no declaration, E0765 for a meaning that is none."""
+    if given is None or isinstance(given, (str, Mapping)):
+        return declarations(given)
+    found = f"it is of type {type(given).__name__}"
+    action = 'return "global", or {"encoder.*.norm": "global"}, say'
+    raise error("E0112", f"{place} must return {FIELDS['separability']}; {found}", action=action)
 
 
 def _clip(clip: Any, place: str) -> float | None:

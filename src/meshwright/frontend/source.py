@@ -18,7 +18,7 @@ from meshwright.compiler.analysis.stand_ins import COPIES
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.emit.manifest import SourceDescription
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.plan import Precision
+from meshwright.compiler.plan import Declaration, Precision
 from meshwright.compiler.train_settings import DataSettings, InitialValue, TrainSettings
 from meshwright.frontend.capture import capture
 from meshwright.frontend.capture.shallow import capture_folded
@@ -42,6 +42,8 @@ class Source:
     loss: Callable[..., Any] | None = None
     clip: float | None = None
     precision: Precision = field(default_factory=Precision)
+    separability: tuple[Declaration, ...] = ()
+    """What couplings of samples mean, where the plan does not say it."""
     batch_dims: Mapping[str, int | None] | None = None
     scheduler: Scheduler | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -156,6 +158,7 @@ def _from_file(loaded: LoadedFile, overrides: Mapping[str, float]) -> Source:
         optimizer=optimizer,
         clip=train.clip,
         precision=train.precision,
+        separability=loaded.parallel.separability if loaded.parallel is not None else (),
         scheduler=train.make_scheduler(optimizer),
         train=settings,
         loaded=loaded,

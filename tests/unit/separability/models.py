@@ -10,12 +10,12 @@ from tests.field.against_one_device import Case
 
 
 class Coupled(nn.Module):
-    """A batch statistic with a buffer, and two balance losses, of ``groups`` groups of the batch, each by itself: what
-    a declaration asks of the model with one group, written out."""
+    """A batch statistic with a buffer, and two balance losses, of ``groups`` groups of the batch (for the losses,
+    ``balanced``), each by itself: what a declaration asks of the model with one group, written out."""
 
-    def __init__(self, groups: int = 1) -> None:
+    def __init__(self, groups: int = 1, balanced: int | None = None) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.balanced = groups, groups if balanced is None else balanced
         self.first = nn.Linear(5, 6)
         self.router = nn.Linear(6, 4)
         self.second = nn.Linear(6, 3)
@@ -29,7 +29,7 @@ class Coupled(nn.Module):
         variance = (g - mean).square().mean(1, keepdim=True)
         self.mean.copy_(0.9 * self.mean + 0.1 * mean.mean((0, 1)).detach())
         z = ((g - mean) * torch.rsqrt(variance + 1e-5) * self.scale).reshape(-1, 6)
-        p = self.router(z.tanh()).softmax(-1).reshape(self.groups, -1, 4)
+        p = self.router(z.tanh()).softmax(-1).reshape(self.balanced, -1, 4)
         chosen = (p >= p.amax(-1, keepdim=True)).to(p.dtype).mean(1)
         balance = (chosen * p.mean(1)).sum(-1)
         spread = self.temperature * (p.mean(1).square().sum(-1) + 1e-2).log()
@@ -85,14 +85,14 @@ class Deep(nn.Module):
         return ((g - g.mean(1, keepdim=True)) ** 4).mean()
 
 
-def coupled(groups: int = 1) -> Case:
+def coupled(groups: int = 1, balanced: int | None = None) -> Case:
     """Samples lie far apart, so that statistics of some of them are far off."""
     torch.manual_seed(0)
     offset = torch.arange(8, dtype=torch.float64)[:, None]
     batches = [
         {"x": torch.randn(8, 5, dtype=torch.float64) + offset, "target": torch.randint(3, (8,))} for _ in range(2)
     ]
-    return Case(Coupled(groups).double(), batches, clip=0.5)
+    return Case(Coupled(groups, balanced).double(), batches, clip=0.5)
 
 
 def case(model: nn.Module) -> Case:

@@ -54,6 +54,18 @@ def test_a_word_that_is_none() -> None:
         assert other.value.diagnostics[0].code == "E0765"
 
 
+def test_text_of_a_command() -> None:
+    wanted = (Declaration("loss.py:31", "per microbatch"), Declaration("**", "global"))
+    assert declarations(["global", "loss.py:31=per-microbatch"]) == declarations("loss.py:31 = per-microbatch;global")
+    assert declarations(["global", "loss.py:31=per-microbatch"]) == wanted == declarations(wanted)
+    assert declarations("batch statistic=global") == (Declaration("batch statistic", "global"),)
+    assert parse_pins(["separability=norm=global"]).separability == (Declaration("norm", "global"),)
+    for twice in (["aux=global", "aux=per-microbatch"], "global;global"):
+        with pytest.raises(MeshwrightError) as caught:
+            declarations(twice)
+        assert caught.value.diagnostics[0].code == "E0765"
+
+
 def test_words_of_presets_and_pins() -> None:
     program = classifier().program
     made = preset("fsdp=2,separability=per-data-rank,micro=2", program)
@@ -94,15 +106,18 @@ def test_a_meaning_of_another_line_opens_nothing() -> None:
     assert caught.value.diagnostics[0].code == "E0305"
 
 
-def test_meanings_of_two_kinds_exclude_each_other() -> None:
+def test_groups_of_two_sizes_exclude_each_other() -> None:
     one = classifier()
     optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
     with pytest.raises(MeshwrightError) as caught:
         meshwright.parallelize(
             one.model, optimizer=optimizer, batch=dict(one.batches[0]), plan="ddp=2,micro=2", virtual=2,
-            separability={"norm": "global", "second": "per microbatch"},
+            separability={"norm": "per data rank", "default": "per microbatch"},
         )  # fmt: skip
-    assert caught.value.diagnostics[0].code == "E0767"
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0767"
+    assert "'norm' per data rank" in found.message and "all else per microbatch" in found.message
+    assert found.action == "declare all else per data rank too, or one of them global"
 
 
 def planned(*pins: str, one: Case | None = None) -> Planned:
@@ -130,6 +145,12 @@ def test_a_pipeline_is_refused_where_samples_couple(declared: str) -> None:
     with pytest.raises(MeshwrightError) as caught:
         planned("pp=2", *filter(None, [declared]), one=case(Deep()))
     assert caught.value.diagnostics[0].code == "E0766"
+
+
+def test_a_pipeline_with_one_microbatch_may_be_asked_for() -> None:
+    found = planned("pp=2", "micro=1", "separability=global", one=case(Deep()))
+    assert found.candidate.pipe == 2 and found.plan.microbatches == 1
+    assert not any("there is no pipeline" in reason for reason in found.reasons)
 
 
 def test_a_pin_that_cuts_it_all_the_same_is_refused() -> None:

@@ -32,7 +32,8 @@ _LOOKUPS = {
 }  # fmt: skip
 _TABLES = {"embedding", "pick", "index", "index_select", "gather"}
 """Lookups that read no more of their first operand than they return."""
-_CONTRACTIONS = {"einsum", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"}
+_ROUTED = {"routed_mm", "routed_outer", "grouped_mm", "grouped_outer"}
+_CONTRACTIONS = {"einsum", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"} | _ROUTED
 _COMPOSED = ("elementwise", "reduction", "lookup")
 """Kinds of ops that may be written in others; matrix products and fused attention are one kernel each."""
 _NUMBERING = ("site",)
@@ -156,6 +157,9 @@ def _sizes(call: OpCall, rule: Rule | None, kind: KernelKind) -> tuple[int, ...]
         return _convolution_sizes(call)
     if call.name.startswith("meshwright.einsum"):
         a, b, out = (set(t) for t in parse(str(call.args[0])))
+    elif call.name.split(".")[1] in _ROUTED:
+        # each row has one of the weights
+        a, b, out = ({f for fs in dims for f in fs} - {"e"} for dims in (*rule.operands[:2], rule.results[0]))
     else:
         # of addmm, the bias comes first
         a, b = ({f for factors in dims for f in factors} for dims in rule.operands[-2:])

@@ -174,6 +174,13 @@ def _grouped(x: Tensor, letters: str, groups: Sequence[Sequence[str]]) -> bool:
     return as_view(shape, [x.stride(d) for d in order], wanted)
 
 
+def _routed(given: Sequence[Any], _: Sequence[Any], made: int) -> int:
+    """The rows in sorted order: those that come in, and of a product those that go out."""
+    x, other, *rest = given
+    order = 2 * int(rest[0].numel()) * 8
+    return _bytes(x) + order + (made if other.dim() > x.dim() else _bytes(other))
+
+
 _BY_OP: dict[str, Callable[[Sequence[Any], Sequence[Any], int], int]] = {
     "meshwright.logsumexp": _logsumexp,
     "meshwright.pick": _pick,
@@ -185,4 +192,6 @@ _BY_OP: dict[str, Callable[[Sequence[Any], Sequence[Any], int], int]] = {
     "meshwright.attention": _attention,
     "meshwright.attention_backward": _attention_backward,
     "meshwright.einsum": _einsum,
+    "meshwright.routed_mm": _routed,
+    "meshwright.routed_outer": _routed,
 }

@@ -37,6 +37,10 @@ SHAPED = {
     **dict.fromkeys("zeros ones full empty".split(), 0),
 }
 """Ops that are given the shape of their result, and where."""
+WHOLE = frozenset(
+    "index gather index_select scatter scatter_add index_add index_put topk histc count routed_mm routed_outer".split()
+)
+"""Ops by whose places, counts or bins the dims that they need entire keep their sizes; all others may change."""
 NORMS = {
     **dict.fromkeys("native_layer_norm _fused_rms_norm rms_norm".split(), 1),
     **dict.fromkeys("native_layer_norm_backward _fused_rms_norm_backward rms_norm_backward".split(), 2),
@@ -160,7 +164,7 @@ def _rewrite(
     if op == "select" or op == "unbind":
         fix(factors.get(f"d{normal_dim(call.args[1], len(call.operands[0].shape))}", []))
         return _same if op == "select" else None
-    if op in ("index", "gather", "index_select"):
+    if op in WHOLE:
         for factor in rule.whole:
             fix(factors[factor])
         return _same

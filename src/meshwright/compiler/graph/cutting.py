@@ -56,7 +56,7 @@ def shard(tensor: Tensor, dims: Dims, rule: Rule, sizes: Mapping[str, int], boun
             part = x.narrow(0, min(start, x.shape[0]), valid)
             padding = x[:1].expand(sizes[f] - valid, *x.shape[1:])
             if fill is not None:
-                padding = torch.full_like(padding, fill if x.is_floating_point() else 0)
+                padding = torch.full_like(padding, fill if x.is_floating_point() or math.isfinite(fill) else 0)
             elif x.is_floating_point():
                 padding = torch.full_like(padding, float("nan"))
             return torch.cat([part, padding])

@@ -28,6 +28,11 @@ def meets(node: fx.Node) -> bool:
     return MICRO in axes_of(node)
 
 
+def joins(node: fx.Node) -> bool:
+    """Whether microbatches get each other's samples at the node, not only a sum over them."""
+    return meets(node) and node.target in (collectives.all_gather, collectives.all_to_all)
+
+
 def axes_of(node: fx.Node) -> tuple[str, ...]:
     """The axes of a collective that is no joined one; none of anything else."""
     target: Any = node.target

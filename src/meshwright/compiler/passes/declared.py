@@ -46,13 +46,32 @@ class Meanings:
             return bool(self.declared)
         return meaning_of(self.declared, names_of(note.origin)) is not None
 
+    def of(self, origin: Origin) -> Meaning | None:
+        """What is declared of a line."""
+        return meaning_of(self.declared, names_of(origin))
+
     @property
-    def groups(self) -> frozenset[str]:
-        """The axes that cut the batch into groups of which each stands for the whole batch; none: all is global."""
+    def mixed(self) -> bool:
+        """Whether not all couplings have one meaning; what nothing is declared of is global over data ranks."""
         meanings = {entry.meaning for entry in self.declared}
-        if "per data rank" in meanings:
+        rest = any(entry.pattern == "**" for entry in self.declared)
+        return len(meanings) > 1 or (self.weaker is not None and not rest)
+
+    @property
+    def only(self) -> Meaning | None:
+        """The meaning of all couplings, where they have one."""
+        return self.declared[0].meaning if self.declared and not self.mixed else None
+
+    @property
+    def weaker(self) -> Meaning | None:
+        """The first meaning that is declared and is not global."""
+        return next((entry.meaning for entry in self.declared if entry.meaning != "global"), None)
+
+    def groups(self, meaning: Meaning | None) -> frozenset[str]:
+        """The axes that cut the batch into groups of which each stands for the whole batch; none: it is the whole."""
+        if meaning == "per data rank":
             return frozenset({MICRO, *self.batch})
-        return frozenset({MICRO}) if "per microbatch" in meanings else frozenset()
+        return frozenset({MICRO}) if meaning == "per microbatch" else frozenset()
 
 
 NOTHING = Meanings()

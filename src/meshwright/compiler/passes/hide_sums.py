@@ -21,7 +21,7 @@ from meshwright.compiler.passes.begin import can_begin, split
 CONTRACTIONS = frozenset(
     f"{space}::{name}"
     for space, names in (
-        ("meshwright", ("einsum", "attention", "attention_backward")),
+        ("meshwright", ("einsum", "attention", "attention_backward", "routed_mm", "routed_outer")),
         ("aten", ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")),
     )
     for name in names

@@ -20,7 +20,7 @@ from meshwright.compiler.rules import rule_of
 CONTRACTIONS = frozenset(
     f"{space}::{name}"
     for space, names in (
-        ("meshwright", ("einsum", "attention")),
+        ("meshwright", ("einsum", "attention", "routed_mm", "grouped_mm")),
         ("aten", ("mm", "bmm", "addmm", "baddbmm", "addbmm", "dot", "mv", "addmv", "_grouped_mm", "convolution")),
     )
     for name in names
@@ -31,7 +31,7 @@ CHOICES = frozenset(
     f"aten::{name}"
     for name in ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "mode", "median", "nanmedian", "nonzero",
                  "max.dim", "min.dim", "searchsorted", "bucketize", "histc", "bincount")
-)  # fmt: skip
+) | {"meshwright::count"}  # fmt: skip
 """Ops whose results say where something goes."""
 
 

@@ -24,7 +24,9 @@ from meshwright.compiler.mesh_paths import Step, steps
 from meshwright.compiler.passes.declared import NOTHING, Meanings
 from meshwright.compiler.passes.placement import Placed
 from meshwright.compiler.passes.proposals import Priority
+from meshwright.compiler.passes.told_apart import ToldApart
 from meshwright.compiler.rules import rule_of
+from meshwright.compiler.rules.rule import Rule
 
 
 class Moves:
@@ -39,15 +41,22 @@ class Moves:
         self._mesh = mesh
         self._sequence = sequence
         self._meanings = meanings
-        self._groups = frozenset(a for a in meanings.groups if a in mesh.names and mesh.size(a) > 1)
+        self._apart = ToldApart(meanings)
         self._varies: dict[fx.Node, frozenset[str]] = {}
         """By value: the axes over which groups have different ones, though it is neither cut nor owed there."""
         self._moved: dict[tuple[fx.Node, Sharding, str], Placed] = {}
-        self._paid: dict[fx.Node, Placed] = {}
+        self._paid: dict[tuple[fx.Node, frozenset[str]], Placed] = {}
 
-    def paid(self, placed: Placed) -> Placed:
-        """The value, or the copy of it whose owed sums have been paid already."""
-        return self._paid.get(placed.node, placed)
+    def paid(self, placed: Placed, user: fx.Node) -> Placed:
+        """The value, or the copy of it whose owed sums have been paid already as ``user`` means them."""
+        return (
+            self._paid.get((placed.node, self._groups(placed.node, user)), placed) if placed.sharding.owed else placed
+        )
+
+    def _groups(self, node: fx.Node, user: fx.Node) -> frozenset[str]:
+        """The axes that cut the batch into groups each of which stands for the whole batch, for a reader of a value."""
+        meaning = self._apart.meaning(node, user)
+        return frozenset(a for a in self._meanings.groups(meaning) if a in self._mesh.names and self._mesh.size(a) > 1)
 
     def derive(self, made: fx.Node, sources: Iterable[fx.Node], results: Sequence[Sharding | None]) -> None:
         """Note over which axes what is made of ``sources`` differs from group to group."""
@@ -55,6 +64,24 @@ class Moves:
         if varies:
             known = [{*s.axes, *s.owed} for s in results if s is not None]
             self._varies[made] = varies - frozenset.intersection(*map(frozenset, known))
+        self._apart.derive(made, sources, results, bool(self._varies.get(made)))
+
+    def unmixed(self, operands: list[Placed], rule: Rule, user: fx.Node) -> list[Placed]:
+        """The operands of a call, those paid that owe sums over axes along which another one differs from group to
+        group, unless the op adds the two up: it matters then whether a sum is that of the group or of the batch."""
+        if not self._meanings.mixed:
+            return operands
+        made = []
+        for number, placed in enumerate(operands):
+            partners = {i for group in rule.linear if number in group for i in group}
+            others = (p.node for i, p in enumerate(operands) if i not in partners)
+            differ = {axis for other in others for axis in self._varies.get(other, ())}
+            kept = frozenset(part for part in placed.sharding.partial if part[0] not in differ)
+            found = placed
+            if number not in rule.unread and kept != placed.sharding.partial:
+                found = self.move(placed, Sharding(placed.sharding.dims, kept), user)
+            made.append(found)
+        return made
 
     def mean_of_groups(self, placed: Placed) -> Placed:
         """A value that leaves the graph: of one that differs from group to group, the mean, as an owed sum."""
@@ -74,8 +101,10 @@ class Moves:
         found = self._path(placed, target)
         if any(MICRO in s.axes and s.kind not in ("shard", "owe") for s in found):
             self._check(placed.node, user)
-        if self._groups and not final and found:
-            placed = self._in_groups(placed, target, user)
+        first = placed.node
+        groups = self._groups(first, user) if found and not final else frozenset()
+        if found and not final and (groups or self._varies.get(first)):
+            placed = self._in_groups(placed, target, user, groups)
             found = self._path(placed, target)
         if not found:
             return placed
@@ -91,7 +120,12 @@ class Moves:
         # a sum is paid by the block that owes it, a weight gathered by the one that needs it: so every block does alike
         block = note.block if pays and placed.node.op != "placeholder" else reader.block
         made.meta["meshwright"] = replace(note, sharding=target, phase=reader.phase, block=block)
-        self.derive(made, [placed.node], (target,))
+        self._varies[made] = self._varies.get(placed.node, frozenset()) - target.axes - target.owed
+        self._apart.moved(made, placed.node, target)
+        if target.owed - source.owed:
+            self._apart.made_to_owe(made, user)
+        if pays and not final:
+            self._apart.pay(made, self._apart.meaning(first, user), user)
         if final:
             # at once, so that a gradient is cut as soon as it is there and the whole one is freed
             placed.node.append(made)
@@ -100,7 +134,7 @@ class Moves:
         moved = Placed(made, target, self._priority(placed.priority, target), weight=weight, owed_in=owed_in)
         self._moved[key] = moved
         if pays and not target.owed and not final:
-            self._paid[placed.node] = moved
+            self._paid[placed.node, groups] = moved
         return moved
 
     def _path(self, placed: Placed, target: Sharding) -> list[Step]:
@@ -111,11 +145,11 @@ class Moves:
         if not self._meanings.may_couple(user):
             raise _coupled(node, user)
 
-    def _in_groups(self, placed: Placed, target: Sharding, user: fx.Node) -> Placed:
+    def _in_groups(self, placed: Placed, target: Sharding, user: fx.Node, groups: frozenset[str]) -> Placed:
         """The value with what it owes over groups taken from its own group alone; a mean of groups owed, where that is
         wanted of it. What is left to do does not concern groups."""
         source = placed.sharding
-        owed = {(axis, op) for axis, op in source.partial if axis in self._groups and (axis, op) not in target.partial}
+        owed = {(axis, op) for axis, op in source.partial if axis in groups and (axis, op) not in target.partial}
         varies = self._varies.get(placed.node, frozenset())
         owes = {axis for axis, _ in target.partial - source.partial} & varies
         scale = self._mesh.size(*(a for a, op in owed if op == "sum")) / self._mesh.size(*owes)
@@ -124,12 +158,18 @@ class Moves:
             key = (placed.node, Sharding(source.dims, partial), "in groups")
             if key not in self._moved:
                 self._moved[key] = self._times(placed, scale, key[1], user)
-                self._varies[self._moved[key].node] = (varies | {a for a, _ in owed}) - owes
+                made = self._moved[key].node
+                self._varies[made] = (varies | {a for a, _ in owed}) - owes
+                self._apart.moved(made, placed.node, key[1])
+                if owes:
+                    self._apart.made_to_owe(made, user, mean=True)
+                if owed:
+                    self._apart.pay(made, self._apart.meaning(placed.node, user), user)
             placed = self._moved[key]
         # a group's value spread over samples is cut to those of the group; stored weights belong to no group
         local = ("all_reduce", "owe", "shard")
         gathers = {axis for s in self._path(placed, target) for axis in s.axes if s.kind not in local}
-        if (gathers & self._groups and not placed.weight) or any(op == "logsumexp" for _, op in owed):
+        if (gathers & groups and not placed.weight) or any(op == "logsumexp" for _, op in owed):
             raise _not_in_groups(placed.node, user)
         return placed
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from torch import fx
+
 from meshwright.compiler import collector
-from meshwright.compiler.diagnostics import error, suggestion
-from meshwright.compiler.graph.meeting import meeting_places
+from meshwright.compiler.diagnostics import Origin, error, suggestion
+from meshwright.compiler.graph.meeting import joins, meeting_places
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
 from meshwright.compiler.graph.program import StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
@@ -99,14 +101,30 @@ def check_stages(order: Sequence[str], first_blocks: Sequence[str], plan: Plan) 
         raise error("E0502", message, action=f"write {right}")
 
 
+def _check_meetings(meetings: Sequence[fx.Node]) -> None:
+    """Raises E0766 where microbatches of a pipeline would have to wait for each other: at the first line, and with all
+    of them."""
+    lines: dict[Origin, bool] = {}
+    for node in meetings:
+        note = annotation(node)
+        if note.phase == "forward":
+            lines[note.origin] = lines.get(note.origin, False) or joins(node)
+    if not meetings:
+        return
+    first = next(iter(lines), annotation(meetings[0]).origin)
+    message = "microbatches meet here, since this is declared global, and in a pipeline they go one after another"
+    notes = tuple(f"they meet in {o.module or o.file}:{o.line} too: {o.text}" for o in lines if o != first)
+    way = "use micro=1, or no pipeline"
+    if not any(lines.values()):
+        way = f"declare {'them' if notes else 'it'} per microbatch, or {way}"
+    raise error("E0766", message, first, way, notes)
+
+
 def _stages(
     whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
 ) -> tuple[Stage, ...]:
     micro, update = whole.micro, whole.update
-    for node in meeting_places(micro.module.graph):
-        message = "microbatches meet here, since this is declared global, and in a pipeline they go one after another"
-        action = "leave the pipeline out, or declare it per microbatch"
-        raise error("E0766", message, annotation(node).origin, action)
+    _check_meetings(meeting_places(micro.module.graph))
     assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
     passes = split(micro, assigned)
     home = {name: found[0] for name, found in assigned.weights.items() if found}

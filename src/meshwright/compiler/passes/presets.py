@@ -66,14 +66,16 @@ def preset(
     ranks: int | None = None,
     precision: Precision | None = None,
     separability: tuple[Declaration, ...] = (),
+    otherwise: tuple[Declaration, ...] = (),
 ) -> Plan:
     """The plan that a preset names, for this program; what was chosen because the text does not say it is told by the
-    plan's ``reasons``. ``separability`` counts in place of what the text declares.
+    plan's ``reasons``. ``separability`` counts in place of what the text declares, ``otherwise`` where it declares
+    nothing.
 
     Raises E0307 for words it does not know, sizes that do not fit the ranks, or axes named twice."""
     words = words_of(text, ranks)
     sizes, flags, named = words.sizes, words.flags, words.named
-    declared = separability or declarations(named.get("separability"))
+    declared = separability or declarations(named.get("separability")) or otherwise
     batch = tuple(axis for axis in ("replica", "data") if any(AXES[w] == axis for w in sizes))
     pipeline = _pipeline(words, program)
     chosen, note = None, ""

@@ -100,7 +100,7 @@ class _Propagation:
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             return (self._place_item(node),)
         call, sources = call_of(node), operand_nodes(node)
-        operands = [self.moves.paid(self._only(s)) for s in sources]
+        operands = [self.moves.paid(self._only(s), node) for s in sources]
         if widens(node, call) or self._loses(node, call, operands):
             operands = [self._paid_before(p, node) for p in operands]
         if call.name == "meshwright.total.default":
@@ -138,16 +138,17 @@ class _Propagation:
     ) -> tuple[Placed | None, ...]:
         """The op on its operands, each brought into the sharding that the op wants."""
         rule = self.questions.rule(call)
+        operands = self.moves.unmixed(operands, rule, node)
         # casts and views of stored weights are done on the stored shards, and gathered after
         keep = bool(operands) and all(p.weight for p in operands) and not rule.reduce
         held = tuple(Held(p.sharding, p.priority, _bytes(s)) for p, s in zip(operands, sources, strict=True))
         decision = self.questions.decision(call, held, self.wanted.get(node, ()), keep, widens(node, call))
         moved = [self.moves.move(p, t, node).node for p, t in zip(operands, decision.operands, strict=True)]
         copy = emit(self.new, unchanged(call), moved, _no_offset)
-        self.moves.derive(copy, moved, decision.results)
         copy.meta = {**node.meta, DECISION: Chosen(call, rule, decision)}
         if len(decision.results) == 1 and decision.results[0] is not None:
             _annotate(copy, node, decision.results[0])
+        self.moves.derive(copy, moved, decision.results)
         owed_in = (
             min((p.owed_in for p in operands if p.owed_in), default=_element(node)) if operands else _element(node)
         )
@@ -175,8 +176,9 @@ class _Propagation:
         placed = self.placed[source][index]
         assert placed is not None, f"{node} takes a result that {source} does not return"
         copy = self.new.node_copy(node, lambda n: placed.node)
+        _annotate(copy, node, placed.sharding)
         self.moves.derive(copy, [placed.node], (placed.sharding,))
-        return replace(placed, node=_annotate(copy, node, placed.sharding))
+        return replace(placed, node=copy)
 
     def _place_outputs(self) -> None:
         made = []
@@ -185,7 +187,7 @@ class _Propagation:
                 made.append(node)
                 continue
             may_owe = value in self.placement.may_owe
-            placed = self._only(node) if may_owe else self.moves.paid(self._only(node))
+            placed = self._only(node) if may_owe else self.moves.paid(self._only(node), node)
             placed = self.moves.mean_of_groups(placed)
             target = self.placement.outputs.get(value) or Sharding.whole(placed.sharding.shape)
             if value.kind == "buffer":

@@ -144,9 +144,13 @@ class Rule:
     """Operands whose memory the kernel walks without a look at strides: they are made contiguous first."""
     accumulates: frozenset[str] = frozenset()
     """Reduced factors (their sums are taken in the kernel's accumulator)."""
+    ignored: Mapping[str, float] = field(default_factory=dict)
+    """Reduced factors along which an element counts whatever it is, zero too: by factor, an element that does not."""
 
     def neutral(self, factor: str) -> float:
         """The element that padding along a reduced or masked factor must hold so as to change nothing."""
+        if factor in self.ignored:
+            return self.ignored[factor]
         if factor in self.masked:
             return 0.0
         return {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "logsumexp": float("-inf")}[self.reduce[factor]]

@@ -81,7 +81,7 @@ def _pipelines(
 
 def pipe_degrees(facts: ProgramFacts, ranks: int, pins: Pins) -> list[int]:
     """Over how many ranks the model may be cut by depth."""
-    if facts.coupled or facts.meets:
+    if (facts.coupled or facts.meets) and pins.microbatches != 1:
         return []
     if pins.pipe is not None:
         return [pins.pipe] if pins.pipe > 1 and ranks % pins.pipe == 0 and pins.pipe <= facts.depth else []

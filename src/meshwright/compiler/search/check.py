@@ -190,10 +190,10 @@ def _batch(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
         )
         action = "declare what that means (separability=global, say), or use micro=1"
         return Diagnostic("E0436", message, pins.place("microbatches"), action)
-    if pins.pipelined and (facts.coupled or facts.meets):
+    if pins.pipelined and micro != 1 and (facts.coupled or facts.meets):
         message = f"'{pins.word('pipe')}': a pipeline cannot run, for samples couple in "
         message += ", ".join(facts.coupled or facts.meets)
-        return Diagnostic("E0766", message, pins.place("pipe"), "leave the pipeline out, or declare it per microbatch")
+        return Diagnostic("E0766", message, pins.place("pipe"), "declare it per microbatch, or use micro=1, or no pp")
     if micro is not None and facts.batch % micro:
         message = (
             f"'{pins.word('microbatches')}': a batch of {facts.batch} samples cannot be cut into {micro} microbatches"

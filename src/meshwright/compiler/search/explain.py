@@ -31,7 +31,7 @@ def reasons(found: Search) -> list[str]:
         chain += pipelines(found)
     chain += [
         *_memory_savers(found, best),
-        _coupled(found.facts),
+        _coupled(found.facts, found.best is not None and found.best.candidate.pipe > 1),
         _uneven(best, found.facts),
         _pinned(found),
         _choice(found, best),
@@ -52,14 +52,14 @@ def runner_up(found: Search) -> Priced | None:
     return next((p for test in tests for p in others if test(p)), None)
 
 
-def _coupled(facts: ProgramFacts) -> str:
+def _coupled(facts: ProgramFacts, pipelined: bool) -> str:
     """Why the batch is not cut into microbatches, or why there is no pipeline."""
     if facts.coupled:
         return (
             f"The batch is not cut into microbatches: samples couple in {', '.join(facts.coupled)}, and nothing is "
             "declared of what that means there."
         )
-    if facts.meets:
+    if facts.meets and not pipelined:
         return f"Microbatches meet in {', '.join(facts.meets)}, which is declared global, so there is no pipeline."
     return ""
 

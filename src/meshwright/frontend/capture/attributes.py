@@ -1,9 +1,10 @@
-"""What an export would see wrongly: a buffer that is assigned anew, ``.data``, and dropout in place."""
+"""What an export would see wrongly, or not at all: a buffer that is assigned anew, ``.data``, dropout in place, counts
+and grouped products."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph import ops as ops  # registers those that stand in
 
 
 @contextlib.contextmanager
@@ -43,7 +45,8 @@ def buffers_written() -> Iterator[None]:
 
 class Plainly(TorchFunctionMode):
     """Reads ``x.data`` as ``x.detach()``, the same values without gradient, and does dropout in place as a dropout
-    whose result is written back."""
+    whose result is written back; counts into as many bins as are asked for, since a size that depends on data cannot
+    be traced; and makes grouped products of any dtype, of which torch traces those in bf16 alone."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,9 +55,39 @@ class Plainly(TorchFunctionMode):
             return args[0].detach()
         if function is F.dropout:
             return _dropout(*args, **(kwargs or {}))
+        other = _BY_SIZE.get(function)
+        made = other(*args, **(kwargs or {})) if other is not None else None
+        if made is not None:
+            return made
         return function(*args, **(kwargs or {}))
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     made = F.dropout(input, p, training)
     return input.copy_(made) if inplace and training else made
+
+
+def _count(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
+    if weights is not None or not minlength:
+        return None
+    made: Tensor = torch.ops.meshwright.count(input, minlength)
+    return made
+
+
+def _grouped(
+    x: Tensor, weight: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor | None:
+    plain = offs is not None and bias is None and out_dtype in (None, x.dtype)
+    if not plain or (x.dim(), weight.dim()) != (2, 3):
+        return None
+    made: Tensor = torch.ops.meshwright.grouped_mm(x, weight, offs)
+    return made
+
+
+_BY_SIZE: dict[Any, Callable[..., Tensor | None]] = {
+    torch.bincount: _count,
+    Tensor.bincount: _count,
+    F.grouped_mm: _grouped,
+    torch._grouped_mm: _grouped,
+}
+"""What stands in for functions, where it can (else they give None)."""

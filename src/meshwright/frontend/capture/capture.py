@@ -24,11 +24,13 @@ from meshwright.frontend.capture.export import PREFIX, export
 from meshwright.frontend.capture.fingerprint import fingerprint
 from meshwright.frontend.capture.folding import fold_masks
 from meshwright.frontend.capture.joint import trace_joint
+from meshwright.frontend.capture.lookups import rewrite_lookups
 from meshwright.frontend.capture.loss_scale import SCALE, LossScale, last_read, scale_for
 from meshwright.frontend.capture.origins import Blocks, strip
 from meshwright.frontend.capture.spread import keep_once
 from meshwright.frontend.capture.stand_in import Casts, buffers, cast, casts, parameters
 from meshwright.frontend.capture.tidy import tidy
+from meshwright.frontend.capture.unsorted import unsort
 from meshwright.frontend.capture.update import Optimizers, Owner, capture_update, owners
 
 
@@ -183,6 +185,8 @@ class _Micro:
         lift_constants(joint.module, inputs, constants, "micro_")
         rewrite_contractions(joint.module)
         tidy(joint.module)
+        unsort(joint.module)
+        rewrite_lookups(joint.module)
         place_casts(joint.module.graph, inputs, results, Blocks(self._model))
         return joint.module, inputs, results, set(with_gradient)
 

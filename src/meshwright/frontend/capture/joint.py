@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
 from meshwright.compiler.graph.adapter import HigherOrderOperator, is_mutable, is_random, trace, traced_graph
 from meshwright.compiler.graph.program import Annotation
-from meshwright.frontend.capture.lowering import LOWERINGS, Site
+from meshwright.frontend.capture.lowering import Site, lowering_of
 from meshwright.frontend.capture.lowering.site import Folded
 from meshwright.frontend.capture.origins import Blocks, error_origin, node_origin
 from meshwright.frontend.capture.writes import without_writes
@@ -101,7 +101,7 @@ class Interpreter:
         if str(target).rpartition(".")[0] in SKIPPED:
             return None
         place = node_origin(node, self.prefix)
-        lowering = LOWERINGS.get(target)
+        lowering = lowering_of(target)
         try:
             if lowering is not None:
                 site = Site(node, place, self.key, lambda: next(self.counter), self.folded, self.constants, values)

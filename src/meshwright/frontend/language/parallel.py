@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.compiler.diagnostics import Span, error, nearest, suggestion
+from meshwright.compiler.diagnostics import MeshwrightError, Span, error, nearest, suggestion
+from meshwright.compiler.plan import Declaration
+from meshwright.compiler.separability_text import declarations
 from meshwright.frontend.language import tree
 from meshwright.frontend.language.sizes import Dimensions, positive
 
@@ -37,6 +39,8 @@ class ParallelSection:
     microbatches_span: Span | None = None
     recompute: Mapping[str, Span] = field(default_factory=dict)
     """Functions and repeats whose values are computed again in backward."""
+    separability: tuple[Declaration, ...] = ()
+    """What couplings of samples mean in microbatches."""
 
 
 def read_parallel(section: tree.Parallel, dimensions: Dimensions, blocks: tuple[str, ...]) -> ParallelSection:
@@ -48,6 +52,7 @@ def read_parallel(section: tree.Parallel, dimensions: Dimensions, blocks: tuple[
     sequence: Placement | None = None
     microbatches: tuple[int, Span] | None = None
     recompute: dict[str, Span] = {}
+    separability: tuple[tuple[Declaration, ...], Span] | None = None
     for pin in section.pins:
         placement = Placement(tuple(_mesh_axis(word, names, pin) for word in pin.on), pin.span)
         match pin.kind:
@@ -62,6 +67,10 @@ def read_parallel(section: tree.Parallel, dimensions: Dimensions, blocks: tuple[
                 if microbatches is not None:
                     raise _twice(pin, "microbatches", microbatches[1].line)
                 microbatches = (positive(pin.values[0], dimensions.constants, "the number of microbatches"), pin.span)
+            case "separability":
+                if separability is not None:
+                    raise _twice(pin, "separability", separability[1].line)
+                separability = (_declarations(pin), pin.span)
             case "recompute":
                 for word in pin.subjects:
                     if word.name not in blocks:
@@ -77,7 +86,21 @@ def read_parallel(section: tree.Parallel, dimensions: Dimensions, blocks: tuple[
         microbatches[0] if microbatches else None,
         microbatches[1] if microbatches else None,
         recompute,
+        separability[0] if separability else (),
     )
+
+
+def _declarations(pin: tree.Pin) -> tuple[Declaration, ...]:
+    """What texts such as "global" or "gpt.mw:31=global" declare. Raises E0765."""
+    texts = [value.value for value in pin.values if isinstance(value, tree.Text)]
+    if len(texts) < len(pin.values):
+        message = "what couplings of samples mean is said as text"
+        raise error("E0765", message, pin.span, 'write separability "global", say')
+    try:
+        return declarations(texts)
+    except MeshwrightError as fault:
+        (found,) = fault.diagnostics
+        raise error(found.code, found.message, pin.span, found.action) from None
 
 
 def check_parameters(section: ParallelSection, parameter_axes: Mapping[str, tuple[str, ...]]) -> None:

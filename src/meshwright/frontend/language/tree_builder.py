@@ -202,5 +202,8 @@ class TreeBuilder(Transformer[Token, Any]):
     def microbatches(self, meta: Meta, c: list[Any]) -> tree.Pin:
         return tree.Pin("microbatches", self._span(meta), values=(c[0],))
 
+    def separability(self, meta: Meta, c: list[Any]) -> tree.Pin:
+        return tree.Pin("separability", self._span(meta), values=(*c,))
+
     def recompute(self, meta: Meta, c: list[Any]) -> tree.Pin:
         return tree.Pin("recompute", self._span(meta), c[0])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from meshwright.compiler.diagnostics import error
 from meshwright.compiler.graph.program import StepProgram
-from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.separability.couplings import KINDS, couplings
 from meshwright.compiler.plan import Declaration, Plan
 
@@ -24,21 +23,20 @@ def by_line(program: StepProgram, declared: Sequence[Declaration]) -> tuple[Decl
 
 
 def check_declared(program: StepProgram, plan: Plan) -> None:
-    """Raises MeshwrightError E0767 for meanings that exclude each other, for groups of unequal size, and where a
-    coupling of which nothing is declared would be taken from groups like the others."""
-    meanings = sorted({entry.meaning for entry in plan.separability})
-    if len(meanings) > 1:
-        message = (
-            f"the plan declares {' and '.join(f'{m!r}' for m in meanings)}: gradients cannot be told apart by that"
-        )
-        raise error("E0767", message, action="declare one meaning for all couplings of a step")
-    if "per data rank" not in meanings:
+    """Raises MeshwrightError E0767 for groups of two sizes, and for groups that are not of equal size."""
+    weaker = {entry.meaning: entry.pattern for entry in plan.separability if entry.meaning != "global"}
+    ranks = plan.mesh.size(*plan.batch)
+    if len(weaker) > 1 and ranks > 1:
+        said = " and ".join(f"{_called(pattern)} {meaning}" for meaning, pattern in weaker.items())
+        action = f"declare {_called(weaker['per microbatch'])} per data rank too, or one of them global"
+        raise error("E0767", f"the plan declares {said}: groups of two sizes in one step", action=action)
+    if "per data rank" not in weaker:
         return
-    each, ranks = program.batch_size // plan.microbatches, plan.mesh.size(*plan.batch)
+    each = program.batch_size // plan.microbatches
     if each % ranks:
         message = f"a microbatch of {each} samples is no equal part for each of {ranks} data ranks"
         raise error("E0767", message, action="choose a batch that divides, or declare it global")
-    for coupling in couplings(program):
-        if meaning_of(plan.separability, coupling.names) is None:
-            message = f"nothing is declared of this coupling ({coupling.kind}), and others are per data rank"
-            raise error("E0767", message, coupling.origin, "declare it per data rank too, or all global")
+
+
+def _called(pattern: str) -> str:
+    return "all else" if pattern == "**" else f"'{pattern}'"

@@ -11,6 +11,7 @@ from meshwright.frontend.capture.lowering import (
     copying,
     cross_entropy,
     embedding,
+    grouped,
     indexing,
     losses,
     mean,
@@ -18,7 +19,7 @@ from meshwright.frontend.capture.lowering import (
     random,
     views,
 )
-from meshwright.frontend.capture.lowering.site import LOWERINGS, Site
+from meshwright.frontend.capture.lowering.site import LOWERINGS, Site, lowering_of
 
 __all__ = [
     "LOWERINGS",
@@ -28,8 +29,10 @@ __all__ = [
     "copying",
     "cross_entropy",
     "embedding",
+    "grouped",
     "indexing",
     "losses",
+    "lowering_of",
     "mean",
     "normalisation",
     "random",

@@ -40,7 +40,13 @@ class Site:
 
 
 Lowering = Callable[..., Any]
-LOWERINGS: dict[OpOverload, Lowering] = {}
+LOWERINGS: dict[OpOverload | str, Lowering] = {}
+"""By op; those of other packages, which may not be there, by name."""
+
+
+def lowering_of(target: Any) -> Lowering | None:
+    """The function that replaces an op, if there is one."""
+    return LOWERINGS.get(target) or LOWERINGS.get(str(target))
 
 
 def lowers(*targets: Any) -> Callable[[Lowering], Lowering]:
