@@ -105,9 +105,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 out, shadow = made
                 self._keep(out, shadow)
                 return out
-        if is_view(call.func):
-            return call.func(*call.args, **call.kwargs)
         given = call.tensors()
+        if is_view(call.func):
+            made = call.func(*call.args, **call.kwargs)
+            if all(_aliases(o, given) for o in tensors_in(made) if o.numel()):
+                return made
+            parts = decomposed(call.func)  # reshape() of what cannot be viewed so, and the like: a copy
+            if parts is not None:
+                with self:
+                    return parts(*call.args, **call.kwargs)
         shadows = [call.shadow(t) for t in given]
         idle = all(s.deps is None and s.item is None for s in shadows)
         chosen = find_rule(call.name)

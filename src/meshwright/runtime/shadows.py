@@ -1,0 +1,275 @@
+"""All ranks of a compiled step, forward, on values with shadows: what each value of each rank depends on.
+
+The ranks are those of the virtual cluster. One computes at a time, and the shadows of all are in one memory, so a
+collective needs no rule: whoever moves or adds the tensors of a group moves or joins what they depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from meshwright.compiler.causality.interpreter import Interpreter, Notes
+from meshwright.compiler.causality.listings import Listings
+from meshwright.compiler.causality.memory import Memory
+from meshwright.compiler.causality.shadow import Shadow, constant
+from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.meeting import meets
+from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
+from meshwright.compiler.graph.program import Value, annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
+from meshwright.compiler.mesh import Mesh, Sharding
+from meshwright.compiler.plan import PIPE
+from meshwright.compiler.schedules.table import Action
+from meshwright.runtime.feed import whole_batch
+from meshwright.runtime.layout import positions
+from meshwright.runtime.materialize import Weights
+from meshwright.runtime.one_at_a_time import OneAtATime
+from meshwright.runtime.rendezvous import Rendezvous
+from meshwright.runtime.rounds import met
+from meshwright.runtime.step_executor import StepExecutor
+from meshwright.runtime.virtual import VirtualCluster
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node's value depends on, on one rank in one microbatch. ``deps`` ``[*local shape, words]``."""
+
+    at: Mapping[str, int]
+    """The rank's coordinates, with ``micro``."""
+    deps: Tensor
+    sharding: Sharding
+
+
+@dataclass
+class Found:
+    """By node, of all ranks and microbatches. ``notes``: what the run met besides."""
+
+    mesh: Mesh
+    """With the axis ``micro``."""
+    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
+
+    def whole(self, name: str) -> list[Tensor]:
+        """``[*whole shape, words]`` for each copy that ranks hold of a node's value, sums that they owe joined."""
+        made: dict[tuple[tuple[str, int], ...], Tensor] = {}
+        for one in self.seen.get(name, ()):
+            used = one.sharding.axes | one.sharding.owed
+            copy = tuple((axis, n) for axis, n in one.at.items() if axis not in used)
+            if copy not in made:
+                made[copy] = torch.zeros((*one.sharding.shape, one.deps.shape[-1]), dtype=torch.int64)
+            index = [positions(dim, self.mesh, one.at) for dim in one.sharding.dims]
+            deps = one.deps
+            for d, places in enumerate(index):
+                deps = deps.index_select(d, (places >= 0).nonzero().flatten())
+            grid = torch.meshgrid(*(p[p >= 0] for p in index), indexing="ij") if index else ()
+            made[copy][grid] |= deps
+        return list(made.values())
+
+
+class ShadowCluster(VirtualCluster):
+    """The virtual cluster, one rank at a time."""
+
+    meeting: OneAtATime
+
+    def _meet(self) -> Rendezvous:
+        self.meeting = OneAtATime(self.mesh.ranks)
+        return self.meeting
+
+
+def read_forward(
+    compiled: Compiled,
+    weights: Weights,
+    batch: Mapping[str, Tensor],
+    shadows: Mapping[str, Shadow],
+    free: range,
+    wanted: Collection[str] | None,
+    known_buffers: bool,
+) -> Found:
+    """Run the forward pass of all ranks and keep what the ``wanted`` nodes depend on, None: all of them.
+
+    ``shadows`` are those of the tensors of the batch that hold tokens; what else is in the batch is known, and so are
+    buffers if they have their ``known_buffers`` values. ``free``: bits for ops without a rule.
+    """
+    width = next(iter(shadows.values())).deps.shape[-1]  # type: ignore[union-attr]  # tokens have sets
+    memory, listings = Memory(width, frozenset()), Listings(width)
+    batch = {name: value.clone() for name, value in batch.items()}
+    for name, shadow in shadows.items():
+        memory.write(batch[name], shadow)
+    cluster = ShadowCluster(compiled, weights)
+    for holdings in cluster.holdings:
+        for value, tensor in holdings.items():
+            if value.kind != "buffer" or not known_buffers:
+                memory.write(tensor, constant(tensor.shape, False))
+    key = torch.tensor([0, 0])
+    memory.write(key, constant(key.shape, False))
+    found = Found(compiled.mesh.with_micro(compiled.plan.microbatches))
+    feed = whole_batch(batch, compiled.program)
+    pieces = _forward(compiled, wanted)
+
+    def run(executor: StepExecutor) -> None:
+        mode = Interpreter(memory, True, free)
+        mode.listings, mode.notes = listings, found.notes
+        meeting = cluster.meeting
+        with meeting.turn(), torch.no_grad(), collectives.use(executor.communicator), mode:
+            prologue = executor._prologue(feed, key)
+
+            def give(value: Value, sharding: Sharding) -> Tensor:
+                return executor._micro_input(value, sharding, feed, prologue, key)
+
+            _Forward(executor, meeting, mode, found, wanted).run(pieces, give)
+
+    cluster.run(run)
+    return found
+
+
+Give = Callable[[Value, Sharding], Tensor]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A graph that runs forward: that of a stage, or the only one; and those of its nodes that matter."""
+
+    stage: int
+    graph: LocalGraph
+    nodes: tuple[fx.Node, ...]
+    inputs: Mapping[Value, fx.Node]
+    gives: Mapping[str, fx.Node] = field(default_factory=dict)
+    """What later stages read, by name."""
+    takes: Mapping[str, int] = field(default_factory=dict)
+    """By value that comes from another stage: that stage."""
+
+
+def _forward(compiled: Compiled, wanted: Collection[str] | None) -> list[_Piece]:
+    if not isinstance(compiled, PipelineProgram):
+        return [_piece(0, compiled.micro, wanted, frozenset())]
+    made: list[_Piece] = []
+    demanded: set[str] = set()
+    for number, stage in reversed(list(enumerate(compiled.stages))):
+        piece = _piece(number, stage.passes["F"], wanted, demanded)
+        takes = {v.name: stage.takes["F", v.name][0] for v in piece.inputs if v.kind == "value"}
+        demanded.update(takes)
+        made.append(replace(piece, takes=takes))
+    return made[::-1]
+
+
+def _piece(stage: int, local: LocalGraph, wanted: Collection[str] | None, demanded: Collection[str]) -> _Piece:
+    graph = local.module.graph
+    (output,) = graph.find_nodes(op="output")
+    returned = zip(local.signature.outputs, output.args[0], strict=True)
+    gives = {v.name: n for v, n in returned if v.kind == "value" and v.name in demanded}
+    kept = _ancestors([*gives.values(), *(n for n in graph.nodes if _read(n, wanted))], graph.nodes)
+    roles = zip(local.signature.inputs, graph.find_nodes(op="placeholder"), strict=True)
+    return _Piece(stage, local, kept, {v: n for v, n in roles if n in kept}, gives)
+
+
+def _read(node: fx.Node, wanted: Collection[str] | None) -> bool:
+    if node.op != "call_function":
+        return False
+    return node.name in wanted if wanted is not None else annotation(node).phase == "forward"
+
+
+def _ancestors(roots: list[fx.Node], order: Any) -> tuple[fx.Node, ...]:
+    found, waiting = set(roots), list(roots)
+    while waiting:
+        new = [n for n in waiting.pop().all_input_nodes if n not in found]
+        found.update(new)
+        waiting.extend(new)
+    return tuple(n for n in order if n in found)
+
+
+class _Forward:
+    """The forward pass of one rank, all its microbatches side by side."""
+
+    def __init__(
+        self, executor: StepExecutor, meeting: OneAtATime, mode: Interpreter, found: Found, wanted: Collection[str] | None
+    ) -> None:
+        self.executor, self.meeting, self.mode, self.found, self.wanted = executor, meeting, mode, found, wanted
+        self.communicator = executor.communicator
+        self.rank = executor.communicator.rank
+
+    def run(self, pieces: Sequence[_Piece], give: Give) -> None:
+        """Run the pieces that this rank has, in order. ``give``: an input of a graph."""
+        here: dict[tuple[int, str], Any] = {}
+        for number, piece in enumerate(pieces):
+            kept: dict[int, dict[fx.Node, Any]] = {}
+            for m in range(self.executor.microbatches):
+                if self._runs(piece.stage, m) == self.rank:
+                    kept[m] = self._inputs(piece, m, here, give)
+            self._nodes(piece, kept)
+            for m, values in kept.items():
+                for name, node in piece.gives.items():
+                    readers = [later.stage for later in pieces[number + 1 :] if later.takes.get(name) == piece.stage]
+                    here[m, name] = values[node]
+                    for target in dict.fromkeys(self._runs(stage, m) for stage in readers):
+                        if target != self.rank:
+                            self.meeting.send(self.rank, target, f"{name} of microbatch {m}", [values[node]])
+
+    def _runs(self, stage: int, microbatch: int) -> int:
+        """The rank beside this one that runs a stage for a microbatch."""
+        program = self.executor.rank_program
+        if not isinstance(program, PipelineProgram):
+            return self.rank
+        pipe = program.schedule.rank(Action("F", stage, microbatch))
+        return program.mesh.rank({**program.mesh.coordinates(self.rank), PIPE: pipe})
+
+    def _inputs(
+        self, piece: _Piece, microbatch: int, here: dict[tuple[int, str], Any], give: Give
+    ) -> dict[fx.Node, Any]:
+        self.communicator.microbatch = microbatch
+        made: dict[fx.Node, Any] = {}
+        for value, node in piece.inputs.items():
+            if value.kind != "value":
+                made[node] = give(value, piece.graph.inputs[value])
+                continue
+            if (microbatch, value.name) not in here:
+                source = self._runs(piece.takes[value.name], microbatch)
+                (here[microbatch, value.name],) = self.meeting.receive(
+                    self.rank, source, f"{value.name} of microbatch {microbatch}"
+                )
+            made[node] = here[microbatch, value.name]
+        return made
+
+    def _nodes(self, piece: _Piece, kept: Mapping[int, dict[fx.Node, Any]]) -> None:
+        """Node by node, each for all microbatches: so they meet where they meet."""
+        last = {used: node for node in piece.nodes for used in node.all_input_nodes}
+        stays = set(piece.gives.values())
+        for node in piece.nodes:
+            if node.op == "call_function" and kept:
+                self._call(node, kept)
+            for used in node.all_input_nodes:
+                if last[used] is node and used not in stays:
+                    for values in kept.values():
+                        values.pop(used, None)
+
+    def _call(self, node: fx.Node, kept: Mapping[int, dict[fx.Node, Any]]) -> None:
+        target: Any = node.target
+        if meets(node):
+            (operand,) = node.all_input_nodes
+            results = met(node, [values[operand] for values in kept.values()], self.communicator)
+            for values, result in zip(kept.values(), results, strict=True):
+                values[node] = result
+        for m, values in kept.items():
+            self.communicator.microbatch = m
+            if not meets(node):
+                arguments = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = target(*arguments[0], **arguments[1])
+            self._keep(node, values[node])
+
+    def _keep(self, node: fx.Node, value: Any) -> None:
+        note = annotation(node)
+        if not isinstance(value, Tensor) or not _read(node, self.wanted):
+            return
+        sharding = note.sharding or Sharding.whole(tuple(value.shape))
+        if sharding.local_shape(self.found.mesh) != tuple(value.shape):
+            return  # a value that does not lie as it should: whoever reads it will differ
+        shadow = self.mode.listings.settle(self.mode.memory.read(value), value)
+        width = self.mode.memory.width
+        deps = shadow.deps if shadow.deps is not None else torch.zeros(width, dtype=torch.int64)
+        at = dict(self.executor.coordinates)
+        kept = Seen(at, deps.expand(*value.shape, width).clone(), sharding)
+        self.found.seen.setdefault(node.name, []).append(kept)
