@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.compiler.causality.verdict import Witness
 
 
-ERRORS = ("E0711", "E0712", "E0713", "E0507")
+ERRORS = ("E0711", "E0712", "E0713", "E0507", "E0790", "E0791", "E0792")
 """Codes of findings that are facts; the others warn."""
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.rank_findings import Difference, difference_finding, unread_finding
-from meshwright.compiler.causality.readings import Points, first_node, points_of
+from meshwright.compiler.causality.ranks import Side, differences, sets_of, verdict_of
+from meshwright.compiler.causality.readings import Points, points_of
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
-from meshwright.compiler.causality.words import any_over
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
@@ -64,6 +64,17 @@ class RankReading:
         ranks = f"{self.ranks} ranks{' of the miniature' if self.miniature else ''}"
         return f"{self.verdict}{leaks} on {ranks}, {self.alone} on one device; {self.outputs} outputs read"
 
+    def json(self) -> dict[str, Any]:
+        """What is not in the findings, as plain data."""
+        return {
+            "verdict": str(self.verdict),
+            "alone": str(self.alone),
+            "leaks": sorted(self.leaks),
+            "ranks": self.ranks,
+            "outputs": self.outputs,
+            "miniature": self.miniature,
+        }
+
 
 def read_ranks(compiled: Compiled, weights: Weights | None = None) -> RankReading | None:
     """Read a compiled step, or its miniature if it is large. ``weights``: the first values of buffers, which a mask may
@@ -92,8 +103,21 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
     batch = _batch(small, program)
     targets = frozenset() if points.logits else frozenset(n for n in batch if _is_target(n))
     numbers = numbered(batch, program.batch_dims, program.batch_size, length, targets)
-    reading = _Reading(alone, compiled, points, numbers, batch, program, weights)
-    return reading.judged(miniature, small.notes)
+    there = points.within(compiled)
+    here = Side(alone, points, _run(alone, points, numbers, batch, weights).whole)
+    ranks = Side(compiled, there, _run(compiled, there, numbers, batch, weights).whole)
+    verdict, leaks = verdict_of(ranks, numbers)
+    return RankReading(
+        verdict,
+        verdict_of(here, numbers)[0],
+        leaks,
+        compiled.mesh.ranks,
+        sum(sets_of(here.whole(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
+        miniature,
+        # where groups stand for the batch, less of it is seen
+        differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),
+        small.notes,
+    )
 
 
 def one_rank(program: StepProgram, plan: Plan) -> RankProgram:
@@ -115,101 +139,20 @@ def one_rank(program: StepProgram, plan: Plan) -> RankProgram:
         return compile_step(program, alone, verify=False)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    alone: RankProgram
-    compiled: Compiled
-    points: Points
-    numbers: Numbering
-    batch: Mapping[str, Tensor]
-    program: StepProgram
-    weights: Weights | None
+def _run(
+    compiled: Compiled, points: Points, numbers: Numbering, batch: Mapping[str, Tensor], real: Weights | None
+) -> Found:
+    """What all that leads to the points depends on."""
+    program = compiled.program
+    shadows = {
+        name: numbers.shadow(name, batch[name], program.batch_dims[name] or 0)
+        for name in (*numbers.names, *numbers.whole)
+    }
 
-    def judged(self, miniature: bool, notes: tuple[str, ...]) -> RankReading:
-        there = self.points.within(self.compiled)
-        found = (self._run(self.alone, self.points.names()), self._run(self.compiled, there.names()))
-        verdicts = [self._verdict(f, p.verdict_names) for f, p in zip(found, (self.points, there), strict=True)]
-        findings = tuple(self._differences(found, there))
-        outputs = sum(self._positions(found[0].whole(name)[0]).shape[:2].numel() for name in self.points.verdict_names)
-        (alone, _), (verdict, leaks) = verdicts
-        return RankReading(verdict, alone, leaks, self.compiled.mesh.ranks, outputs, miniature, findings, notes)
+    def weights(name: str, spec: TensorSpec) -> Tensor:
+        return weights_of(name, spec) if real is None or name not in program.buffers else real(name, spec)
 
-    def _run(self, compiled: Compiled, names: frozenset[str] | None) -> Found:
-        numbers = self.numbers
-        shadows = {
-            name: numbers.shadow(name, self.batch[name], self.program.batch_dims[name] or 0)
-            for name in (*numbers.names, *numbers.whole)
-        }
-        real = self.weights
-
-        def weights(name: str, spec: TensorSpec) -> Tensor:
-            return weights_of(name, spec) if real is None or name not in self.program.buffers else real(name, spec)
-
-        return read_forward(compiled, weights, self.batch, shadows, numbers.free, names, real is not None)
-
-    def _verdict(self, found: Found, names: tuple[str, ...]) -> tuple[Verdict, frozenset[str]]:
-        leaks: set[str] = set()
-        soft = unknown = False
-        for name in names:
-            for copy in found.whole(name):
-                sets = self._positions(copy)
-                unknown = unknown or bool(self.numbers.seen(sets)[..., list(self.numbers.free)].any())
-                for hard in (True, False):
-                    kinds = self._kinds(self.numbers.seen(sets, soft=not hard))
-                    leaks |= kinds if hard else set()
-                    soft = soft or bool(kinds)
-        verdict = Verdict.LEAK if leaks else Verdict.UNKNOWN if unknown or not names else Verdict.CAUSAL
-        return Verdict.ASSUMPTION if verdict is Verdict.CAUSAL and soft else verdict, frozenset(leaks)
-
-    def _kinds(self, seen: Tensor) -> set[str]:
-        """Of ``[rows, positions, bits]``: the kinds of what must not be seen and is."""
-        made = set()
-        for row in range(seen.shape[0]):
-            if bool((seen[row] & self.numbers.forbidden("batch", row, 0)).any()):
-                made.add("batch")
-            for time in range(seen.shape[1]) if row in self.numbers.told else ():
-                if bool((seen[row, time] & self.numbers.forbidden("future", row, time)).any()):
-                    made.add("future")
-        return made
-
-    def _positions(self, sets: Tensor) -> Tensor:
-        """``[rows, positions, words]`` of the sets of a value that has a dim of each, or one of both."""
-        rows = self.numbers.rows
-        if sets.shape[0] != rows or sets.dim() < 3:
-            sets = sets.reshape(rows, sets.shape[0] // rows, *sets.shape[1:])
-        return any_over(sets, range(2, sets.dim() - 1))
-
-    def _differences(self, found: tuple[Found, Found], there: Points) -> list[Diagnostic]:
-        """What outputs see of tokens and labels that they do not see on one device, or no longer; one of each kind."""
-        weaker = groups_of(self.compiled.plan) > 1  # where groups stand for the batch, less of it is seen
-        made: dict[str, Diagnostic] = {}
-        for name, other in self.points.pairs(there):
-            (whole, *_), copies = found[0].whole(name), found[1].whole(other) if other else []
-            if not copies or any(c.numel() != whole.numel() for c in copies):
-                made.setdefault("unread", unread_finding(name))
-                continue
-            for copy in copies:
-                copy = copy.reshape(whole.shape)
-                for kind, sets in (("more", copy & ~whole), ("less", whole & ~copy)):
-                    if kind in made or (kind == "less" and weaker) or not bool(sets.any()):
-                        continue
-                    made[kind] = self._told(kind, sets, there)
-        return list(made.values())
-
-    def _told(self, kind: str, sets: Tensor, there: Points) -> Diagnostic:
-        """One difference, with the first node in which there is one."""
-        seen = self.numbers.seen(self._positions(sets))
-        row, time, bit = seen.nonzero()[0].tolist()
-        later = next((k for k in ("future", "batch") if self.numbers.forbidden(k, row, time)[bit]), "")
-        first = first_node(
-            self.alone,
-            self.compiled,
-            self._run(self.alone, None).whole,
-            self._run(self.compiled, None).whole,
-            there,
-            less=kind == "less",
-        )
-        return difference_finding(Difference(kind, row, time, self.numbers.named(bit), later, first))
+    return read_forward(compiled, weights, batch, shadows, numbers.free, points.names(), real is not None)
 
 
 def _length(program: StepProgram) -> int | None:

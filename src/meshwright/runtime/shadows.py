@@ -59,7 +59,8 @@ class Found:
         made: dict[tuple[tuple[str, int], ...], Tensor] = {}
         for one in self.seen.get(name, ()):
             used = one.sharding.axes | one.sharding.owed
-            copy = tuple((axis, n) for axis, n in one.at.items() if axis not in used)
+            # of what goes two ways through a pipeline, either way has its microbatches
+            copy = tuple((axis, n) for axis, n in one.at.items() if axis not in used and axis != PIPE)
             if copy not in made:
                 made[copy] = torch.zeros((*one.sharding.shape, one.deps.shape[-1]), dtype=torch.int64)
             index = [positions(dim, self.mesh, one.at) for dim in one.sharding.dims]
@@ -87,10 +88,10 @@ def read_forward(
     batch: Mapping[str, Tensor],
     shadows: Mapping[str, Shadow],
     free: range,
-    wanted: Collection[str] | None,
+    roots: Collection[str],
     known_buffers: bool,
 ) -> Found:
-    """Run the forward pass of all ranks and keep what the ``wanted`` nodes depend on, None: all of them.
+    """Run what leads to the nodes named as ``roots`` on all ranks, and keep what each value depends on.
 
     ``shadows`` are those of the tensors of the batch that hold tokens; what else is in the batch is known, and so are
     buffers if they have their ``known_buffers`` values. ``free``: bits for ops without a rule.
@@ -109,7 +110,7 @@ def read_forward(
     memory.write(key, constant(key.shape, False))
     found = Found(compiled.mesh.with_micro(compiled.plan.microbatches))
     feed = whole_batch(batch, compiled.program)
-    pieces = _forward(compiled, wanted)
+    pieces = _forward(compiled, roots)
 
     def run(executor: StepExecutor) -> None:
         mode = Interpreter(memory, True, free)
@@ -121,7 +122,7 @@ def read_forward(
             def give(value: Value, sharding: Sharding) -> Tensor:
                 return executor._micro_input(value, sharding, feed, prologue, key)
 
-            _Forward(executor, meeting, mode, found, wanted).run(pieces, give)
+            _Forward(executor, meeting, mode, found).run(pieces, give)
 
     cluster.run(run)
     return found
@@ -144,33 +145,29 @@ class _Piece:
     """By value that comes from another stage: that stage."""
 
 
-def _forward(compiled: Compiled, wanted: Collection[str] | None) -> list[_Piece]:
+def _forward(compiled: Compiled, roots: Collection[str]) -> list[_Piece]:
     if not isinstance(compiled, PipelineProgram):
-        return [_piece(0, compiled.micro, wanted, frozenset())]
+        return [_piece(0, compiled.micro, roots, frozenset())]
     made: list[_Piece] = []
     demanded: set[str] = set()
     for number, stage in reversed(list(enumerate(compiled.stages))):
-        piece = _piece(number, stage.passes["F"], wanted, demanded)
+        piece = _piece(number, stage.passes["F"], roots, demanded)
         takes = {v.name: stage.takes["F", v.name][0] for v in piece.inputs if v.kind == "value"}
         demanded.update(takes)
         made.append(replace(piece, takes=takes))
     return made[::-1]
 
 
-def _piece(stage: int, local: LocalGraph, wanted: Collection[str] | None, demanded: Collection[str]) -> _Piece:
+def _piece(stage: int, local: LocalGraph, roots: Collection[str], demanded: Collection[str]) -> _Piece:
     graph = local.module.graph
     (output,) = graph.find_nodes(op="output")
     returned = zip(local.signature.outputs, output.args[0], strict=True)
     gives = {v.name: n for v, n in returned if v.kind == "value" and v.name in demanded}
-    kept = _ancestors([*gives.values(), *(n for n in graph.nodes if _read(n, wanted))], graph.nodes)
+    kept = _ancestors(
+        [*gives.values(), *(n for n in graph.nodes if n.op == "call_function" and n.name in roots)], graph.nodes
+    )
     roles = zip(local.signature.inputs, graph.find_nodes(op="placeholder"), strict=True)
     return _Piece(stage, local, kept, {v: n for v, n in roles if n in kept}, gives)
-
-
-def _read(node: fx.Node, wanted: Collection[str] | None) -> bool:
-    if node.op != "call_function":
-        return False
-    return node.name in wanted if wanted is not None else annotation(node).phase == "forward"
 
 
 def _ancestors(roots: list[fx.Node], order: Any) -> tuple[fx.Node, ...]:
@@ -185,10 +182,8 @@ def _ancestors(roots: list[fx.Node], order: Any) -> tuple[fx.Node, ...]:
 class _Forward:
     """The forward pass of one rank, all its microbatches side by side."""
 
-    def __init__(
-        self, executor: StepExecutor, meeting: OneAtATime, mode: Interpreter, found: Found, wanted: Collection[str] | None
-    ) -> None:
-        self.executor, self.meeting, self.mode, self.found, self.wanted = executor, meeting, mode, found, wanted
+    def __init__(self, executor: StepExecutor, meeting: OneAtATime, mode: Interpreter, found: Found) -> None:
+        self.executor, self.meeting, self.mode, self.found = executor, meeting, mode, found
         self.communicator = executor.communicator
         self.rank = executor.communicator.rank
 
@@ -261,15 +256,13 @@ class _Forward:
             self._keep(node, values[node])
 
     def _keep(self, node: fx.Node, value: Any) -> None:
-        note = annotation(node)
-        if not isinstance(value, Tensor) or not _read(node, self.wanted):
-            return
-        sharding = note.sharding or Sharding.whole(tuple(value.shape))
+        sharding = annotation(node).sharding
+        if not isinstance(value, Tensor) or sharding is None:
+            return  # what is on its way between two layouts
         if sharding.local_shape(self.found.mesh) != tuple(value.shape):
             return  # a value that does not lie as it should: whoever reads it will differ
         shadow = self.mode.listings.settle(self.mode.memory.read(value), value)
         width = self.mode.memory.width
         deps = shadow.deps if shadow.deps is not None else torch.zeros(width, dtype=torch.int64)
-        at = dict(self.executor.coordinates)
-        kept = Seen(at, deps.expand(*value.shape, width).clone(), sharding)
+        kept = Seen(dict(self.executor.coordinates), deps.expand(*value.shape, width), sharding)
         self.found.seen.setdefault(node.name, []).append(kept)

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from torch import fx
 
-from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.causality.readings import First
+from meshwright.compiler.diagnostics import Diagnostic, InternalError
+from meshwright.compiler.graph.functions import function_name
 from meshwright.compiler.graph.program import annotation
 
-_WHAT = {"future": "a later token of its row", "batch": "another row of the batch", "": "what it must not see"}
+TOLD = 8
+"""Nodes that are told, at most."""
+_WHAT = {"future": "a later token of its row", "batch": "another row of the batch", "": "more"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An output of the ranks sees ``more`` than on one device, or ``less``."""
+    """The ranks see ``more`` than one device, or ``less``: an output (else a value on the way), and of what."""
 
     kind: str
-    row: int
-    time: int
+    output: str
     source: str
     later: str
     """``future`` or ``batch``, if no output may see it."""
-    first: fx.Node | None
+    first: First | None
 
 
 def difference_finding(found: Difference) -> Diagnostic:
     """E0790 for more, E0791 for less."""
-    node = found.first
+    node = found.first.node if found.first is not None else None
     place = annotation(node).origin if node is not None and annotation(node).origin.file else None
-    at = f"the output at row {found.row}, position {found.time}"
-    notes = [f"{at} sees {found.source}" if found.kind == "more" else f"{at} does not see {found.source}"]
+    sees = "sees" if found.kind == "more" else "does not see"
+    notes = [f"{found.output} {sees} {found.source}" if found.output else "outputs are the same by other ways"]
+    subject = "an output depends" if found.output else "a value depends"
     if node is not None:
-        notes.append(f"first differs in %{node.name} = {_called(node)}")
+        made = node.all_input_nodes[0] if node.target is operator.getitem else node
+        notes.append(f"first differs in %{made.name} = {_called(made)}")
+        alone = found.first.alone if found.first is not None else ()
+        if alone:
+            shown = ", ".join(f"%{n.name} = {_called(n)}" for n in alone[-TOLD:])
+            notes.append(f"one device has nothing like what leads there: {shown}")
     if found.kind == "more":
-        what = f"on its ranks an output depends on {_WHAT[found.later]}, which it does not on one device"
-        code = "E0790"
+        what, code = f"on its ranks {subject} on {_WHAT[found.later]}, which it does not on one device", "E0790"
     else:
-        what, code = "on its ranks an output does not depend on what it depends on on one device", "E0791"
+        what, code = f"on its ranks {subject} on less than on one device", "E0791"
     action = "this is a fault of Meshwright, or of a program that was changed; compile again, and send the artefact"
     return Diagnostic(code, what, place, action, tuple(notes))
 
@@ -53,5 +62,7 @@ def unread_finding(name: str) -> Diagnostic:
 
 
 def _called(node: fx.Node) -> str:
-    name = getattr(node.target, "__name__", "")
-    return str(node.target) if "." in str(node.target) and not str(node.target).startswith("<") else str(name)
+    try:
+        return function_name(node.target).removesuffix(".default")
+    except InternalError:  # a program that was changed may call anything
+        return str(getattr(node.target, "__name__", node.target))

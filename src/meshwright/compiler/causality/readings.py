@@ -9,10 +9,9 @@ the losses if there are none; the comparison with one device at both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from meshwright.compiler.graph import collectives
@@ -125,35 +124,53 @@ Whole = Callable[[str], list[Tensor]]
 """By name of a node: the sets of its whole value, of each copy of it."""
 
 
+@dataclass(frozen=True)
+class First:
+    """The first node that differs, and what leads to it that ranks have alone: the fault is in one of these."""
+
+    node: fx.Node
+    alone: tuple[fx.Node, ...] = ()
+
+
 def first_node(
-    alone: RankProgram, compiled: Compiled, here: Whole, there: Whole, points: Points, *, less: bool
-) -> fx.Node | None:
+    alone: Sequence[fx.Node], nodes: Sequence[fx.Node], here: Whole, there: Whole, points: Points, *, less: bool
+) -> First | None:
     """The first node of the ranks' program that sees more than on one device (``less``: less), of those that outputs
     depend on; a node that ranks have alone, to move a value, is compared with what it moves."""
-    single = {node.name: node for node in forward_nodes(alone)}
-    nodes = list(forward_nodes(compiled))
-    counts = [Counter(str(n.target) for n in dict.fromkeys(names.values())) for names in (single, _by_name(nodes))]
+    single = {node.name: node for node in alone}
+    same = _same(single, {node.name: node for node in nodes})
     needed = set(points.names())
     for node in reversed(nodes):
         if node.name in needed:
             needed.update(n.name for n in node.all_input_nodes)
     for node in nodes:
-        if node.name not in needed:
+        if node.name not in needed or not (node.name in same or node.target in MOVES):
             continue
-        target = str(node.target)
-        same = node.name in single and str(single[node.name].target) == target and counts[0][target] == counts[1][target]
-        if same:
-            expected = here(node.name)
-        elif node.target in MOVES:
-            expected = there(node.all_input_nodes[0].name)
-        else:
-            continue
+        expected = here(node.name) if node.name in same else there(node.all_input_nodes[0].name)
         for copy in there(node.name):
             for whole in expected[:1]:
                 if copy.shape == whole.shape and bool(((whole & ~copy) if less else (copy & ~whole)).any()):
-                    return node
+                    return First(node, tuple(_leading_to(node, nodes, same, there)))
     return None
 
 
-def _by_name(nodes: list[fx.Node]) -> dict[str, fx.Node]:
-    return {node.name: node for node in nodes}
+def _leading_to(node: fx.Node, nodes: Sequence[fx.Node], same: set[str], there: Whole) -> Iterator[fx.Node]:
+    """What a node is made by, back to what one device has too, as far as it holds something of tokens."""
+    found: set[fx.Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        other = waiting.pop()
+        if other not in found and other.op == "call_function" and other.name not in same:
+            found.add(other)
+            waiting.extend(other.all_input_nodes)
+    for other in dict.fromkeys(nodes):
+        wholes = there(other.name) if other in found else []
+        if other in found and (not wholes or any(bool(w.any()) for w in wholes)):
+            yield other
+
+
+def _same(one: Mapping[str, fx.Node], other: Mapping[str, fx.Node]) -> set[str]:
+    """The names of what is the same node in both: of ops that one program has more of, names do not tell."""
+    counts = [Counter(str(node.target) for node in nodes.values()) for nodes in (one, other)]
+    found = {name for name, node in one.items() if name in other and other[name].target is node.target}
+    return {name for name in found if counts[0][str(one[name].target)] == counts[1][str(one[name].target)]}

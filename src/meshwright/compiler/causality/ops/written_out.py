@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from meshwright.compiler.causality.call import Call, tensors_in
-from meshwright.compiler.causality.registry import replacement
+from meshwright.compiler.causality.registry import replacement, rule
+from meshwright.compiler.causality.shadow import Shadow
 from meshwright.compiler.graph.ops.attention import plain_attention
 from meshwright.compiler.graph.ops.library import KERNELS
 
-_WRITTEN = "einsum logsumexp cross_entropy rms_norm dropout constant".split()
+_WRITTEN = "einsum logsumexp cross_entropy rms_norm constant".split()
 
 
 @replacement(*(f"meshwright.{name}" for name in _WRITTEN))
@@ -45,11 +47,19 @@ def pick(call: Call) -> Any:
     return out, call.interpreter.memory.read(made)
 
 
+@rule("meshwright.dropout")
+def dropout(call: Call) -> Shadow:
+    """As the identity: what is dropped is by chance."""
+    shadow = call.shadow(call["x"])
+    return replace(shadow, known=shadow.known & (call["x"] == 0), rank=None)
+
+
 @replacement("meshwright.attention")
 def attention(call: Call) -> Any:
-    """In its maths form: no fused kernel, of which nothing could be seen."""
+    """In its maths form: no fused kernel, of which nothing could be seen, and nothing dropped by chance."""
+    given = {**call.arguments, "dropout": 0.0}
     with call.interpreter:
-        made = plain_attention(*call.args, **call.kwargs)
+        made = plain_attention(*given.values())
     return _with_shadows(call, made)
 
 
