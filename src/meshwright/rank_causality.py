@@ -112,7 +112,7 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         verdict_of(here, numbers)[0],
         leaks,
         compiled.mesh.ranks,
-        sum(sets_of(here.whole(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
+        sum(sets_of(here.of(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
         miniature,
         # where groups stand for the batch, less of it is seen
         differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),

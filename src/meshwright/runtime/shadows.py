@@ -51,13 +51,13 @@ class Found:
 
     mesh: Mesh
     """With the axis ``micro``."""
-    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    seen: dict[fx.Node, list[Seen]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
 
-    def whole(self, name: str) -> list[Tensor]:
+    def whole(self, node: fx.Node) -> list[Tensor]:
         """``[*whole shape, words]`` for each copy that ranks hold of a node's value, sums that they owe joined."""
         made: dict[tuple[tuple[str, int], ...], Tensor] = {}
-        for one in self.seen.get(name, ()):
+        for one in self.seen.get(node, ()):
             used = one.sharding.axes | one.sharding.owed
             # of what goes two ways through a pipeline, either way has its microbatches
             copy = tuple((axis, n) for axis, n in one.at.items() if axis not in used and axis != PIPE)
@@ -265,4 +265,4 @@ class _Forward:
         width = self.mode.memory.width
         deps = shadow.deps if shadow.deps is not None else torch.zeros(width, dtype=torch.int64)
         kept = Seen(dict(self.executor.coordinates), deps.expand(*value.shape, width), sharding)
-        self.found.seen.setdefault(node.name, []).append(kept)
+        self.found.seen.setdefault(node, []).append(kept)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from meshwright.compiler.causality.rank_findings import Difference, difference_finding, unread_finding
-from meshwright.compiler.causality.readings import First, Points, first_node, forward_nodes
+from meshwright.compiler.causality.readings import First, Points, Whole, first_node, forward_nodes
 from meshwright.compiler.causality.tokens import Numbering
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.causality.words import any_over
@@ -18,11 +17,15 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 
 @dataclass(frozen=True)
 class Side:
-    """A program, where its outputs are read, and by name of a node the sets of its whole value, of each copy of it."""
+    """A program, where its outputs are read, and what its values depend on."""
 
     compiled: Compiled
     points: Points
-    whole: Callable[[str], list[Tensor]]
+    whole: Whole
+
+    def of(self, name: str) -> list[Tensor]:
+        """The sets of each copy of the values of a name."""
+        return [copy for node in forward_nodes(self.compiled) if node.name == name for copy in self.whole(node)]
 
 
 def verdict_of(side: Side, numbers: Numbering) -> tuple[Verdict, frozenset[str]]:
@@ -31,14 +34,14 @@ def verdict_of(side: Side, numbers: Numbering) -> tuple[Verdict, frozenset[str]]
     soft = unknown = False
     names = [name for name in side.points.verdict_names if name]
     for name in names:
-        for copy in side.whole(name):
+        for copy in side.of(name):
             sets = sets_of(copy, numbers)
             unknown = unknown or bool(numbers.seen(sets)[..., list(numbers.free)].any())
             leaks |= _kinds(numbers.seen(sets, soft=False), numbers)
             soft = soft or bool(_kinds(numbers.seen(sets), numbers))
     if leaks:
         return Verdict.LEAK, frozenset(leaks)
-    if unknown or not any(side.whole(name) for name in names):
+    if unknown or not any(side.of(name) for name in names):
         return Verdict.UNKNOWN, frozenset()
     return (Verdict.ASSUMPTION if soft else Verdict.CAUSAL), frozenset()
 
@@ -69,7 +72,7 @@ def differences(alone: Side, ranks: Side, numbers: Numbering, *, less: bool) -> 
     wrong: dict[str, Tensor] = {}
     found: list[Diagnostic] = []
     for name, other in alone.points.pairs(ranks.points):
-        (whole, *_), copies = alone.whole(name), ranks.whole(other) if other else []
+        (whole, *_), copies = alone.of(name), ranks.of(other) if other else []
         if not copies or any(c.numel() != whole.numel() for c in copies):
             return (unread_finding(name),)
         for copy in copies:

@@ -120,8 +120,8 @@ def _logits(reader: fx.Node) -> fx.Node:
     return node
 
 
-Whole = Callable[[str], list[Tensor]]
-"""By name of a node: the sets of its whole value, of each copy of it."""
+Whole = Callable[[fx.Node], list[Tensor]]
+"""Of a node the sets of its whole value, of each copy of it."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def first_node(
     for node in nodes:
         if node.name not in needed or not (node.name in same or node.target in MOVES):
             continue
-        expected = here(node.name) if node.name in same else there(node.all_input_nodes[0].name)
-        for copy in there(node.name):
+        expected = here(single[node.name]) if node.name in same else there(node.all_input_nodes[0])
+        for copy in there(node):
             for whole in expected[:1]:
                 if copy.shape == whole.shape and bool(((whole & ~copy) if less else (copy & ~whole)).any()):
                     return First(node, tuple(_leading_to(node, nodes, same, there)))
@@ -164,7 +164,7 @@ def _leading_to(node: fx.Node, nodes: Sequence[fx.Node], same: set[str], there: 
             found.add(other)
             waiting.extend(other.all_input_nodes)
     for other in dict.fromkeys(nodes):
-        wholes = there(other.name) if other in found else []
+        wholes = there(other) if other in found else []
         if other in found and (not wholes or any(bool(w.any()) for w in wholes)):
             yield other
 
