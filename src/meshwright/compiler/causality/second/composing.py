@@ -77,8 +77,14 @@ def _named(seen: Seen, dims: Dims, rule: Rule, sizes: Mapping[str, tuple[int, ..
     key_of: dict[int, Key] = {}
     for own, numbers, factors in zip(seen.dims, seen.parts(), dims, strict=True):
         for factor, parts in _split(own, factors, rule):
-            if tuple(own[p] for p in parts) == sizes.get(factor):
-                key_of.update({numbers[p]: (factor, j) for j, p in enumerate(parts)})
+            fine = sizes.get(factor, ())
+            ends = [math.prod(fine[: j + 1]) for j in range(len(fine))]
+            begin = 1
+            for part in parts:  # where another operand takes a part apart, that part is lost, those beside it are not
+                end = begin * own[part]
+                if end in ends and fine[ends.index(end)] == own[part]:
+                    key_of[numbers[part]] = (factor, ends.index(end))
+                begin = end
     lost = {part for numbers in seen.parts() for part in numbers if part not in key_of}
     return _Named(seen, key_of, frozenset(lost))
 

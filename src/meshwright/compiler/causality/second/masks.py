@@ -42,6 +42,8 @@ def compared(base: str, left: Line | None, right: Line | None) -> Band | None:
     if sorted(times.values()) != [-1, 1]:
         return None
     constant = left[1] - right[1]
+    if not float(constant).is_integer():
+        return None
     key = next(p for p, n in times.items() if n == 1)
     query = next(p for p, n in times.items() if n == -1)
     low, high = _COMPARED[base]  # of: key - query + constant

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.outputs import token_outputs
-from meshwright.compiler.causality.reading import Plainly
+from meshwright.compiler.causality.reading import READS, Plainly
 from meshwright.compiler.causality.relation import plainly
-from meshwright.compiler.causality.second.reader import Reader
+from meshwright.compiler.causality.second.reader import READ, Reader
 from meshwright.compiler.causality.second.seen import SAME, Along, Seen, Span, blank
 
 
@@ -67,7 +67,7 @@ def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int]) -> Op
     for leaf, value in zip(feed.leaves, values, strict=True):
         if leaf.role is not Role.GIVEN:
             reader.know(value, _given(feed, leaf.role, value))
-    with plainly(), Plainly(), reader:
+    with plainly(), _Reads(reader), reader:
         returned = call_with(function, feed.filled(values))
     found = [_seen(reader, output.value, output.offset, feed) for output in token_outputs(returned, feed)]
     given = any(leaf.role is Role.GIVEN and leaf.value.dim() > 1 for leaf in feed.leaves)
@@ -82,6 +82,21 @@ def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int]) -> Op
     spans = [one.span for one in found if one.span is not None]
     span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
     return Opinion(worst.verdict, span, worst.reason)
+
+
+class _Reads(Plainly):
+    """Stops a reading where the user's own code reads values off tensors."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in READS and any(isinstance(a, Tensor) and self.reader.seen(a).depends for a in args[:2]):
+            self.reader.stopped = self.reader.stopped or READ
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 def _given(feed: Feed, role: Role, value: Tensor) -> Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from meshwright.compiler.causality.call import bind, tensors_in
-from meshwright.compiler.causality.interpreter import functional, is_view
+from meshwright.compiler.causality.interpreter import functional, is_view, written_by
 from meshwright.compiler.causality.registry import find_replacement
 from meshwright.compiler.causality.second.composing import LOW, Carrier, compose
 from meshwright.compiler.causality.second.masks import (
@@ -35,6 +36,7 @@ _FILLED = (
 )
 
 
+READ = "the model reads values that depend on tokens"
 _READ = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim")
 """What makes numbers or shapes of values."""
 _INDEXING = ("index", "index_put", "_unsafe_index", "_unsafe_index_put")
@@ -64,11 +66,15 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """Whether there are such masks that nothing is known of."""
         self._known: Any = WeakTensorKeyDictionary()
         self._written: dict[int, int] = {}
+        self._telling: set[int] = set()
+        """Storages that hold something of tokens."""
 
     def seen(self, value: Tensor) -> Seen:
         """What is known of a tensor."""
         found = self._known.get(value)
         if found is None:
+            if _address(value) in self._telling:
+                self.stopped = self.stopped or "memory is read by way of a tensor that no op has made"
             return blank(value.shape)
         made, epoch = found
         if epoch != self._written.get(_address(value), 0):
@@ -78,7 +84,11 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def know(self, value: Tensor, seen: Seen) -> None:
         """Set what is known of a tensor."""
-        self._known[value] = (seen, self._written.get(_address(value), 0))
+        address = _address(value)
+        self._known[value] = (seen, self._written.get(address, 0))
+        if seen.depends and address not in self._telling:
+            self._telling.add(address)
+            weakref.finalize(value.untyped_storage(), self._telling.discard, address)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -112,19 +122,23 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         given = tensors_in([*args, *kwargs.values()])
         if any(self.seen(t).depends for t in given):
             self.stopped = self.stopped or f"{overload_name(func)} writes into a part of a tensor"
-        for one in given[:1]:
+        for one in written_by(func, args, kwargs):
             self._written[_address(one)] = self._written.get(_address(one), 0) + 1
             self.know(one, blank(one.shape))
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = overload_name(func)
         bound = bind(func, args, kwargs)
+        if name == "aten.cat.default" and any(t.shape == (0,) for t in bound["tensors"]):
+            full = [t for t in bound["tensors"] if t.shape != (0,)]  # what cat passes over, whatever its dims are
+            if full:
+                return self._call(func, (full, bound["dim"]), {})
         given = tensors_in(list(bound.values()))
         seens = [self.seen(t) for t in given]
         base = name.split(".")[1]
         chosen = [s for t, s in zip(given, seens, strict=True) if t.dtype in (torch.bool, torch.uint8)]
         if any(s.depends for s in (seens if base in _READ else chosen if base in _INDEXING else ())):
-            self.stopped = self.stopped or "the model reads values that depend on tokens"
+            self.stopped = self.stopped or READ
         if base == "native_dropout" or ("batch_norm" in base and bound.get("training") is False):
             out = func(*args, **kwargs)
             self.know(tensors_in(out)[0], replace(seens[0], band=None, line=None))
@@ -146,9 +160,12 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if rule is None or len(rule.operands) != len(given):
             self._unknown(name, seens, outs)
             return probe
-        for number, (out, one) in enumerate(zip(outs, compose(rule, seens, name), strict=False)):
-            if one is not None:
-                self._keep(func, base, bound, rule, given, seens, out, one, number)
+        results = [(number, one) for number, one in enumerate(compose(rule, seens, name)) if one is not None]
+        if len(results) != len(outs):
+            self._unknown(name, seens, outs)
+            return probe
+        for out, (number, one) in zip(outs, results, strict=True):
+            self._keep(func, base, bound, rule, given, seens, out, one, number)
         return probe
 
     def _rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Rule | None:
