@@ -28,7 +28,7 @@ def ground(checked: Checked) -> str:
     lengths = ", ".join(str(n) for n in detail.lengths) or "none"
     lines = [f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared"]
     if detail.second is not None:
-        lines.append(f"second reading, for every length: {detail.second.headline()}")
+        lines.append(f"second reading: {detail.second.headline()}")
     return "\n".join(lines)
 
 

@@ -112,13 +112,13 @@ class Shifted(nn.Module):
 def test_windows_are_read_symbolically() -> None:
     said = opinion_of(Shifted(4), torch.randint(40, (2, 16)))
     assert (said.verdict, said.span) == ("CAUSAL", (-3, 0))
-    assert said.headline() == "CAUSAL: position t sees t-3 to t"
+    assert said.headline() == "CAUSAL for every length: position t sees t-3 to t"
 
 
 def test_it_is_told_beside_the_verdict() -> None:
     found = meshwright.check(Shifted(4), torch.randint(40, (2, 16)), seconds=2.0)
-    assert found.footline().splitlines()[-1] == "second reading, for every length: CAUSAL: position t sees t-3 to t"
-    assert found.json()["second"] == {"verdict": "CAUSAL", "span": [-3, 0], "reason": ""}
+    assert found.footline().splitlines()[-1] == "second reading: CAUSAL for every length: position t sees t-3 to t"
+    assert found.json()["second"] == {"verdict": "CAUSAL", "span": [-3, 0], "reason": "", "length": None}
     assert not found.findings
 
 
@@ -145,3 +145,10 @@ def test_numbers_that_are_read_stop_it() -> None:
         return x + torch.tensor(x.tolist()).flip(1)
 
     assert opinion_of(function, torch.randn(2, 16, 4)).verdict != "CAUSAL"
+
+
+def test_one_length_alone_is_said() -> None:
+    table = torch.randn(16, 4)
+    said = opinion_of(lambda x: x + table, torch.randn(2, 16, 4))
+    assert (said.verdict, said.length) == ("CAUSAL", 16)
+    assert said.headline() == "CAUSAL at length 16: position t sees t to t"

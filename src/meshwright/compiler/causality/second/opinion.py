@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -26,18 +26,24 @@ class Opinion:
     span: Span | None = None
     """The output at position t depends on positions ``t + low`` to ``t + high``."""
     reason: str = ""
+    length: int | None = None
+    """The only length at which the model was read, if it has but one; None: what is said holds for every length."""
 
     def json(self) -> dict[str, Any]:
         """As plain data; infinite ends are None."""
         span = None if self.span is None else [n if math.isfinite(n) else None for n in self.span]
-        return {"verdict": self.verdict, "span": span, "reason": self.reason}
+        return {"verdict": self.verdict, "span": span, "reason": self.reason, "length": self.length}
 
     def headline(self) -> str:
         """For people."""
+        why = f" ({self.reason})" if self.reason else ""
         if self.span is None:
-            return self.verdict + (f" ({self.reason})" if self.reason else "")
+            return self.verdict + why
         low, high = (_text(n) for n in self.span)
-        return f"{self.verdict}: position t sees {low} to {high}" + (f" ({self.reason})" if self.reason else "")
+        if self.verdict == "not shown":
+            return f"{self.verdict}: position t may see {low} to {high}{why}"
+        holds = "for every length" if self.length is None else f"at length {self.length}"
+        return f"{self.verdict} {holds}: position t sees {low} to {high}{why}"
 
 
 def second_reading(function: Callable[..., Any], feeds: Iterable[Feed], weights: frozenset[int]) -> Opinion:
@@ -50,8 +56,11 @@ def second_reading(function: Callable[..., Any], feeds: Iterable[Feed], weights:
             made[feed.length] = _at(function, feed, weights)
         if len(made) == 2:
             break
-    if len(made) < 2:
-        return Opinion("not shown", reason="the model was not read at two lengths")
+    if not made:
+        return Opinion("not shown", reason="the model could not be read")
+    if len(made) == 1:
+        ((length, only),) = made.items()
+        return replace(only, length=length)
     first, other = made.values()
     if (first.verdict, first.span) == (other.verdict, other.span):
         return first
