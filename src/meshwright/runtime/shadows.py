@@ -7,7 +7,7 @@ collective needs no rule: whoever moves or adds the tensors of a group moves or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from meshwright.compiler.causality.listings import Listings
 from meshwright.compiler.causality.memory import Memory
 from meshwright.compiler.causality.shadow import Shadow, constant
 from meshwright.compiler.graph import collectives
+from meshwright.compiler.graph.forward_pieces import Piece, forward_pieces
 from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
 from meshwright.compiler.graph.program import Value, annotation
-from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.table import Action
@@ -110,7 +110,7 @@ def read_forward(
     memory.write(key, constant(key.shape, False))
     found = Found(compiled.mesh.with_micro(compiled.plan.microbatches))
     feed = whole_batch(batch, compiled.program)
-    pieces = _forward(compiled, roots)
+    pieces = forward_pieces(compiled, roots)
 
     def run(executor: StepExecutor) -> None:
         mode = Interpreter(memory, True, free)
@@ -131,54 +131,6 @@ def read_forward(
 Give = Callable[[Value, Sharding], Tensor]
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A graph that runs forward: that of a stage, or the only one; and those of its nodes that matter."""
-
-    stage: int
-    graph: LocalGraph
-    nodes: tuple[fx.Node, ...]
-    inputs: Mapping[Value, fx.Node]
-    gives: Mapping[str, fx.Node] = field(default_factory=dict)
-    """What later stages read, by name."""
-    takes: Mapping[str, int] = field(default_factory=dict)
-    """By value that comes from another stage: that stage."""
-
-
-def _forward(compiled: Compiled, roots: Collection[str]) -> list[_Piece]:
-    if not isinstance(compiled, PipelineProgram):
-        return [_piece(0, compiled.micro, roots, frozenset())]
-    made: list[_Piece] = []
-    demanded: set[str] = set()
-    for number, stage in reversed(list(enumerate(compiled.stages))):
-        piece = _piece(number, stage.passes["F"], roots, demanded)
-        takes = {v.name: stage.takes["F", v.name][0] for v in piece.inputs if v.kind == "value"}
-        demanded.update(takes)
-        made.append(replace(piece, takes=takes))
-    return made[::-1]
-
-
-def _piece(stage: int, local: LocalGraph, roots: Collection[str], demanded: Collection[str]) -> _Piece:
-    graph = local.module.graph
-    (output,) = graph.find_nodes(op="output")
-    returned = zip(local.signature.outputs, output.args[0], strict=True)
-    gives = {v.name: n for v, n in returned if v.kind == "value" and v.name in demanded}
-    kept = _ancestors(
-        [*gives.values(), *(n for n in graph.nodes if n.op == "call_function" and n.name in roots)], graph.nodes
-    )
-    roles = zip(local.signature.inputs, graph.find_nodes(op="placeholder"), strict=True)
-    return _Piece(stage, local, kept, {v: n for v, n in roles if n in kept}, gives)
-
-
-def _ancestors(roots: list[fx.Node], order: Any) -> tuple[fx.Node, ...]:
-    found, waiting = set(roots), list(roots)
-    while waiting:
-        new = [n for n in waiting.pop().all_input_nodes if n not in found]
-        found.update(new)
-        waiting.extend(new)
-    return tuple(n for n in order if n in found)
-
-
 class _Forward:
     """The forward pass of one rank, all its microbatches side by side."""
 
@@ -187,7 +139,7 @@ class _Forward:
         self.communicator = executor.communicator
         self.rank = executor.communicator.rank
 
-    def run(self, pieces: Sequence[_Piece], give: Give) -> None:
+    def run(self, pieces: Sequence[Piece], give: Give) -> None:
         """Run the pieces that this rank has, in order. ``give``: an input of a graph."""
         here: dict[tuple[int, str], Any] = {}
         for number, piece in enumerate(pieces):
@@ -213,7 +165,7 @@ class _Forward:
         return program.mesh.rank({**program.mesh.coordinates(self.rank), PIPE: pipe})
 
     def _inputs(
-        self, piece: _Piece, microbatch: int, here: dict[tuple[int, str], Any], give: Give
+        self, piece: Piece, microbatch: int, here: dict[tuple[int, str], Any], give: Give
     ) -> dict[fx.Node, Any]:
         self.communicator.microbatch = microbatch
         made: dict[fx.Node, Any] = {}
@@ -229,7 +181,7 @@ class _Forward:
             made[node] = here[microbatch, value.name]
         return made
 
-    def _nodes(self, piece: _Piece, kept: Mapping[int, dict[fx.Node, Any]]) -> None:
+    def _nodes(self, piece: Piece, kept: Mapping[int, dict[fx.Node, Any]]) -> None:
         """Node by node, each for all microbatches: so they meet where they meet."""
         last = {used: node for node in piece.nodes for used in node.all_input_nodes}
         stays = set(piece.gives.values())
