@@ -7,7 +7,7 @@ collective needs no rule: whoever moves or adds the tensors of a group moves or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.forward_pieces import Piece, forward_pieces
 from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
-from meshwright.compiler.graph.program import Value, annotation
+from meshwright.compiler.graph.program import Signature, Value, annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.table import Action
@@ -33,6 +34,16 @@ from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.rounds import met
 from meshwright.runtime.step_executor import StepExecutor
 from meshwright.runtime.virtual import VirtualCluster
+
+
+def without_update(compiled: Compiled) -> Compiled:
+    """The same with nothing to do at the end of a step, which would have to be prepared for every rank."""
+    if isinstance(compiled, PipelineProgram):
+        return replace(compiled, stages=tuple(replace(stage, update=()) for stage in compiled.stages))
+    graph = fx.Graph()
+    graph.output(())
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    return replace(compiled, update=LocalGraph(module, Signature((), ()), {}, {}))
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def read_forward(
     batch = {name: value.clone() for name, value in batch.items()}
     for name, shadow in shadows.items():
         memory.write(batch[name], shadow)
-    cluster = ShadowCluster(compiled, weights)
+    cluster = ShadowCluster(without_update(compiled), weights)
     for holdings in cluster.holdings:
         for value, tensor in holdings.items():
             if value.kind != "buffer" or not known_buffers:
