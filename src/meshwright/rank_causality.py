@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.rank_findings import stopped_finding
 from meshwright.compiler.causality.ranks import Side, differences, sets_of, verdict_of
 from meshwright.compiler.causality.readings import Points, points_of
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
-from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.graph.rank_program import RankProgram
@@ -105,7 +106,12 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
     numbers = numbered(batch, program.batch_dims, program.batch_size, length, targets)
     there = points.within(compiled)
     here = Side(alone, points, _run(alone, points, numbers, batch, weights).whole)
-    ranks = Side(compiled, there, _run(compiled, there, numbers, batch, weights).whole)
+    try:
+        ranks = Side(compiled, there, _run(compiled, there, numbers, batch, weights).whole)
+    except (MeshwrightError, InternalError) as fault:  # a program that was changed may stop anywhere
+        stopped = (stopped_finding(str(fault)),)
+        own, count = verdict_of(here, numbers)[0], compiled.mesh.ranks
+        return RankReading(Verdict.UNKNOWN, own, frozenset(), count, 0, miniature, stopped, small.notes)
     verdict, leaks = verdict_of(ranks, numbers)
     return RankReading(
         verdict,

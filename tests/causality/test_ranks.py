@@ -180,3 +180,13 @@ def test_reading_says_what_it_read() -> None:
     assert found.headline() == "CAUSAL on 2 ranks, CAUSAL on one device; 192 outputs read"
     assert found.json()["alone"] == "CAUSAL"
     assert replace(found, leaks=frozenset({"future"}), verdict=Verdict.LEAK).headline().startswith("LEAK (future) on 2")
+
+
+def test_a_program_that_does_not_run_is_told() -> None:
+    (fault,) = (f for f in FAULTS if f.name == "a stage reads a weight of another stage")
+    program = compiled(fault.cell)
+    fault.put(program)
+    found = reading(program)
+    assert (found.verdict, found.alone) == (Verdict.UNKNOWN, Verdict.CAUSAL)
+    assert [f.code for f in found.findings] == ["E0792"]
+    assert "layers.0.attention.Wq" in found.findings[0].notes[0]

@@ -61,6 +61,13 @@ def unread_finding(name: str) -> Diagnostic:
     )
 
 
+def stopped_finding(why: str) -> Diagnostic:
+    """E0792: the program does not run at all."""
+    first = next(iter(why.splitlines()), "")
+    action = "compile again: the program was changed"
+    return Diagnostic("E0792", "the ranks' program does not run, so nothing can be read off it", None, action, (first,))
+
+
 def _called(node: fx.Node) -> str:
     try:
         return function_name(node.target).removesuffix(".default")
