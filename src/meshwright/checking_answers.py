@@ -10,11 +10,14 @@ from meshwright.checking import check
 from meshwright.checking_source import Given
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.compiler.drift.judge import drift
+from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.numerics import findings as numerics_findings
 from meshwright.compiler.passes import separability
 from meshwright.compiler.passes.verify_end import verify_end
 from meshwright.equivalence import verify_equivalence
+from meshwright.rank_causality import read_ranks
+from meshwright.runtime.materialize import from_safetensors
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,27 @@ def equivalence(given: Given) -> Answer:
     return Answer(found.passed, said, tuple(found.diagnostics()), "\n".join(found.notes))
 
 
+def causality_of_ranks(given: Given) -> Answer:
+    """Do outputs of the ranks' programs see what they see on one device, and nothing else?"""
+    assert given.artefact is not None
+    artefact = read_artefact(given.artefact)
+    path = artefact.tensors.get("initial")
+    found = read_ranks(artefact.rank_program, from_safetensors(path) if path is not None else None)
+    if found is None:
+        return Answer(True, "not asked: no tensor of the batch has positions")
+    return Answer(found.passed, found.headline(), found.findings, "\n".join(found.notes), found.json())
+
+
 Ask = Callable[[Given], Answer]
 OF_MODELS: Mapping[str, Ask] = {"causality": causality, "drift": drifts}
 """What is asked of a model, in order."""
 OF_STEPS: Mapping[str, Ask] = {"separability": separable, "numerics": numerics}
 """What is asked of a training step, for one device or compiled."""
-OF_ARTEFACTS: Mapping[str, Ask] = {"equivalence": equivalence, "deadlock": end}
+OF_ARTEFACTS: Mapping[str, Ask] = {
+    "causality of ranks": causality_of_ranks,
+    "equivalence": equivalence,
+    "deadlock": end,
+}
 """What is asked of what was compiled."""
 
 

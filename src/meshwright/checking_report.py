@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.compiler.causality.verdict import Witness
 
 
-ERRORS = ("E0711", "E0712", "E0713", "E0507")
+ERRORS = ("E0711", "E0712", "E0713", "E0507", "E0790", "E0791", "E0792", "E0793")
 """Codes of findings that are facts; the others warn."""
 
 
@@ -26,7 +26,10 @@ def ground(checked: Checked) -> str:
     """At which lengths was analysed, how much was run."""
     detail = checked.causality
     lengths = ", ".join(str(n) for n in detail.lengths) or "none"
-    return f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared"
+    lines = [f"analysed at lengths {lengths}; {detail.tests} pairs of runs compared"]
+    if detail.second is not None:
+        lines.append(f"second reading: {detail.second.headline()}")
+    return "\n".join(lines)
 
 
 def as_json(checked: Checked) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "reason": checked.causality.reason,
         "lengths": list(checked.causality.lengths),
         "pairs": checked.causality.tests,
+        "second": checked.causality.second.json() if checked.causality.second is not None else None,
         "witnesses": [_witness(w) for w in checked.witnesses],
         "findings": [f.plain() for f in checked.findings],
     }

@@ -107,7 +107,10 @@ def test_an_artefact_is_asked_everything(tmp_path: Path) -> None:
     code, text = run(build, "--json", str(report))
     data = json.loads(report.read_text(encoding="utf-8"))
     assert code == 0 and data["passed"], text
-    assert [*data] == ["passed", "causality", "drift", "separability", "numerics", "equivalence", "deadlock"]
+    asked = ["causality", "drift", "separability", "numerics", "causality of ranks", "equivalence", "deadlock"]
+    assert [*data] == ["passed", *asked]
+    assert f"{build}: causality of ranks: CAUSAL on 2 ranks, CAUSAL on one device; 96 outputs read" in text
+    assert "second reading: CAUSAL at length 12: position t sees the first position to t" in text
 
 
 def test_a_model_alone_is_asked_of_what_it_sees(models: Path) -> None:

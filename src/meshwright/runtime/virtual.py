@@ -135,7 +135,7 @@ class VirtualCluster:
 
         If a rank fails the others stop at once, and its error is raised with the rank named.
         """
-        rendezvous = Rendezvous(self.mesh.ranks)
+        rendezvous = self._meet()
         results: dict[int, T] = {}
 
         def body(rank: int) -> None:
@@ -202,6 +202,9 @@ class VirtualCluster:
     def holdings(self) -> list[Holdings]:
         """What each rank holds, by rank."""
         return [e.holdings for e in self.executors]
+
+    def _meet(self) -> Rendezvous:
+        return Rendezvous(self.mesh.ranks)
 
     def _communicator(self, rank: int, rendezvous: Rendezvous) -> VirtualCommunicator:
         return VirtualCommunicator(rank, self.mesh, self.rank_program.plan.microbatches, rendezvous)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.relation import Flag
+from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.verdict import Judgement, Verdict
 from meshwright.compiler.diagnostics import Diagnostic
 
@@ -49,6 +50,19 @@ def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -
             )
         )
     return replace(judgement, findings=tuple(found))
+
+
+def with_second(judgement: Judgement, second: Opinion) -> Judgement:
+    """The judgement with the second reading beside it: E0793 where that proves what a leak disproves."""
+    against = sorted(judgement.leaks - {"document"})
+    if second.verdict != "CAUSAL" or not against:
+        return replace(judgement, second=second)
+    finding = Diagnostic(
+        "E0793",
+        f"two readings of causality contradict each other: LEAK ({', '.join(against)}) and {second.headline()}",
+        action="this is a fault of Meshwright; please send the model. The leak counts, if it has a witness",
+    )
+    return replace(judgement, second=second, findings=(*judgement.findings, finding))
 
 
 def _static(flag: Flag) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if not isinstance(func, OpOverload):
             return self._higher_order(func, args, kwargs)
         name = overload_name(func)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:  # another view of the same memory, by the same name
             return func(*args, **kwargs)
         if written:
@@ -105,9 +105,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 out, shadow = made
                 self._keep(out, shadow)
                 return out
-        if is_view(call.func):
-            return call.func(*call.args, **call.kwargs)
         given = call.tensors()
+        if is_view(call.func):
+            made = call.func(*call.args, **call.kwargs)
+            if all(_aliases(o, given) for o in tensors_in(made) if o.numel()):
+                return made
+            parts = decomposed(call.func)  # reshape() of what cannot be viewed so, and the like: a copy
+            if parts is not None:
+                with self:
+                    return parts(*call.args, **call.kwargs)
         shadows = [call.shadow(t) for t in given]
         idle = all(s.deps is None and s.item is None for s in shadows)
         chosen = find_rule(call.name)
@@ -230,7 +236,8 @@ def _aliases(out: Tensor, given: list[Tensor]) -> bool:
     return address != 0 and any(address == t.untyped_storage().data_ptr() for t in given)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an op writes into."""
     if not func._schema.is_mutable:
         return []
     found: list[Tensor] = []

@@ -8,8 +8,9 @@ only by way of a choice (an order, an index, a comparison) is none, for there it
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +19,17 @@ import torch
 from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
-from meshwright.compiler.causality.findings import findings_of
+from meshwright.compiler.causality.findings import findings_of, with_second
 from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject, subject_of
 from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
+from meshwright.compiler.causality.second.opinion import second_reading
 from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
 
 _SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
+_UNDIVIDED = (11, 13, 17, 7, 23)
 _LONGEST = 96
 ENOUGH = 100
 """Pairs of runs without any difference after which a smooth function is taken not to depend at all."""
@@ -84,7 +87,17 @@ def judge(
         if not analysis.feeds:
             return _unknown(analysis.failed or "the model does not run")
         found = _search(subject, feed, analysis, seconds)
-        return _joined(subject, analysis, found)
+        joined = _joined(subject, analysis, found)
+        subject.place(wide=False)
+        return with_second(joined, second_reading(subject.function, _for_second(feed, analysis), subject.addresses()))
+
+
+def _for_second(given: Feed, analysis: _Analysis) -> Iterator[Feed]:
+    """Lengths that divide nothing, so that no rule takes a dim apart; else those of the analysis."""
+    for length in _UNDIVIDED:
+        with contextlib.suppress(Unfit):
+            yield resized(given, analysis.feeds[0].rows, length, analysis.vocabulary, seed=length)
+    yield from analysis.feeds
 
 
 def _analyse(subject: Subject, given: Feed, seconds: float) -> _Analysis:

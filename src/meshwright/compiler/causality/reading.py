@@ -31,7 +31,17 @@ READS: dict[Any, str] = {
 }
 
 
-class Reading(TorchFunctionMode):
+class Plainly(TorchFunctionMode):
+    """One-hot vectors by comparison."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return one_hot(*args, **kwargs) if function is F.one_hot else function(*args, **kwargs)
+
+
+class Reading(Plainly):
     """Around an :class:`Interpreter`, whose notes get the reads of values that depend on tokens."""
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -41,16 +51,13 @@ class Reading(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if function is F.one_hot or function is torch.nn.functional.one_hot:
-            return one_hot(*args, **kwargs)
         if function in READS:
             for value in args[:2]:
                 if isinstance(value, Tensor):
                     shadow = self.interpreter.listings.settle(self.interpreter.memory.read(value), value)
                     if shadow.deps is not None and not bool(shadow.known.all()) and bool(shadow.deps.any()):
                         self.interpreter.notes.reads.append(Read(user_place(), READS[function]))
-        return function(*args, **kwargs)
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.diagnostics import Diagnostic, Origin
 
 
@@ -80,6 +81,8 @@ class Judgement:
     """The lengths at which the analysis was made."""
     tests: int = 0
     """Pairs of runs that were compared."""
+    second: Opinion | None = None
+    """What the second reading says, for every length; it changes nothing of the verdict."""
 
 
 def _short(values: tuple[Any, ...]) -> str:

@@ -24,6 +24,7 @@ class _Form:
         self.sizes.update({"g": groups} if groups > 1 else {})
         self.spatial: set[str] = set()
         self.relations = {"i": "all"}
+        self.aligned: dict[str, str] = {}
         ins: list[Factors] = []
         kernels: list[Factors] = []
         outs: list[Factors] = []
@@ -41,7 +42,9 @@ class _Form:
             else:
                 self.sizes[f"x{d}"] = size
                 self.spatial |= {f"x{d}", f"s{d}"}
-                self.relations[f"x{d}"] = "all"
+                near = step == 1 and not transposed  # of other strides no interval holds for all positions
+                self.relations[f"x{d}"] = f"[{-pad},{(kernel - 1) * spread - pad}]" if near else "all"
+                self.aligned.update({f"x{d}": f"s{d}"} if near else {})
                 ins.append((f"x{d}",))
         self.input: Dims = (("n",), (*group, "i"), *ins)
         self.output: Dims = (("n",), (*group, "o"), *outs)
@@ -75,6 +78,7 @@ def convolution(call: OpCall) -> Rule:
         whole=frozenset(form.spatial | ({"i"} if bias else set())),
         linear=(frozenset({0, 2}), frozenset({1, 2})) if bias else (frozenset({0}), frozenset({1})),
         relations=form.relations,
+        aligned=form.aligned,
         local=local,
         flops=form.flops,
         accumulates=frozenset({"i"} | {f for f in form.spatial if f.startswith("k")}),

@@ -139,6 +139,15 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[T
         if bias is not None:
             total = total.masked_fill((bias == float("-inf")).all(-1), float("-inf"))
         return _stored_by_token(out), total.contiguous()
+    return _plain(query, key, value, form)
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The op in its maths form, whatever kernels there are: products, a mask, a softmax."""
+    return _plain(query, key, value, Form(*rest))
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     scores = _scores(query, key, form)
     total = torch.logsumexp(scores, -1)
     weights = _weights(scores, total)

@@ -1,0 +1,150 @@
+"""The second reading of a model: at two lengths, whose intervals must be the same to hold for every length."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from meshwright.compiler.causality.feed import Feed, Role, call_with
+from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.reading import READS, Plainly
+from meshwright.compiler.causality.relation import plainly
+from meshwright.compiler.causality.second.reader import READ, Reader
+from meshwright.compiler.causality.second.seen import SAME, Along, Seen, Span, blank
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the second reading says: ``CAUSAL`` (for every length), ``LEAK``, or ``not shown``, and why not."""
+
+    verdict: str
+    span: Span | None = None
+    """The output at position t depends on positions ``t + low`` to ``t + high``."""
+    reason: str = ""
+    length: int | None = None
+    """The only length at which the model was read, if it has but one; None: what is said holds for every length."""
+
+    def json(self) -> dict[str, Any]:
+        """As plain data; infinite ends are None."""
+        span = None if self.span is None else [n if math.isfinite(n) else None for n in self.span]
+        return {"verdict": self.verdict, "span": span, "reason": self.reason, "length": self.length}
+
+    def headline(self) -> str:
+        """For people."""
+        why = f" ({self.reason})" if self.reason else ""
+        if self.span is None:
+            return self.verdict + why
+        low, high = (_text(n) for n in self.span)
+        if self.verdict == "not shown":
+            return f"{self.verdict}: position t may see {low} to {high}{why}"
+        holds = "for every length" if self.length is None else f"at length {self.length}"
+        return f"{self.verdict} {holds}: position t sees {low} to {high}{why}"
+
+
+def second_reading(function: Callable[..., Any], feeds: Iterable[Feed], weights: frozenset[int]) -> Opinion:
+    """Read a model at the first two lengths at which it runs. No exception of the model leaves it."""
+    made: dict[int, Opinion] = {}
+    for feed in feeds:
+        if feed.length < 3 or feed.length in made:
+            continue
+        with contextlib.suppress(Exception):  # of the user's model, at a size that it may not take
+            made[feed.length] = _at(function, feed, weights)
+        if len(made) == 2:
+            break
+    if not made:
+        return Opinion("not shown", reason="the model could not be read")
+    if len(made) == 1:
+        ((length, only),) = made.items()
+        return replace(only, length=length)
+    first, other = made.values()
+    if (first.verdict, first.span) == (other.verdict, other.span):
+        return first
+    unknown = next((one for one in (first, other) if one.verdict == "not shown"), None)
+    return unknown or Opinion("not shown", reason="it differs from length to length")
+
+
+def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int]) -> Opinion:
+    if feed.segments is not None:
+        return Opinion("not shown", reason="documents are told by the batch")
+    reader = Reader(weights)
+    values = [leaf.value.clone() for leaf in feed.leaves]
+    for leaf, value in zip(feed.leaves, values, strict=True):
+        if leaf.role is not Role.GIVEN:
+            reader.know(value, _given(feed, leaf.role, value))
+    with plainly(), _Reads(reader), reader:
+        returned = call_with(function, feed.filled(values))
+    found = [_seen(reader, output.value, output.offset, feed) for output in token_outputs(returned, feed)]
+    given = any(leaf.role is Role.GIVEN and leaf.value.dim() > 1 for leaf in feed.leaves)
+    if reader.finite and (reader.others or given):
+        return Opinion("not shown", reason="rows may be masked entirely, by finite numbers")
+    if reader.stopped:
+        return Opinion("not shown", reason=reader.stopped)
+    if not found:
+        return Opinion("not shown", reason="no output has the rows and positions of the input")
+    order = ("CAUSAL", "not shown", "LEAK")
+    worst = max(found, key=lambda one: order.index(one.verdict))
+    spans = [one.span for one in found if one.span is not None]
+    span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+    return Opinion(worst.verdict, span, worst.reason)
+
+
+class _Reads(Plainly):
+    """Stops a reading where the user's own code reads values off tensors."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in READS and any(isinstance(a, Tensor) and self.reader.seen(a).depends for a in args[:2]):
+            self.reader.stopped = self.reader.stopped or READ
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def _given(feed: Feed, role: Role, value: Tensor) -> Seen:
+    made = blank(value.shape)
+    parts = made.parts()
+    along = [Along(anywhere=True), Along()]
+    dims = ((feed.time_dim, 0), (feed.batch_dim, 1))
+    for dim, which in dims:
+        if dim is None or (role is Role.CONTEXT and which == 0):
+            continue
+        along[which] = Along({parts[dim][0]: SAME}) if parts[dim] else Along()
+        if which == 0 and not parts[dim]:
+            along[which] = Along(anywhere=True)
+    return Seen(made.dims, along[0], along[1])
+
+
+def _seen(reader: Reader, value: Tensor, offset: int, feed: Feed) -> Opinion:
+    """Of one output."""
+    seen = reader.seen(value)
+    if not seen.depends:
+        return Opinion("CAUSAL", SAME)
+    parts = seen.parts()
+    time = parts[feed.time_dim]
+    own = seen.time.spans.get(time[0]) if len(time) == 1 else None
+    span: Span = own or SAME
+    if seen.time.anywhere or any(part not in time for part in seen.time.spans) or (own is None and seen.time.spans):
+        span = (-math.inf, math.inf)
+    span = (span[0] + offset, span[1] + offset)
+    rows = parts[feed.batch_dim] if feed.batch_dim is not None else []
+    apart = not seen.row.anywhere and all(p in rows and s == SAME for p, s in seen.row.spans.items())
+    if span[1] <= 0 and apart:
+        return Opinion("CAUSAL", span)
+    reason = "" if apart else "rows are joined"
+    return Opinion("LEAK" if seen.exact else "not shown", span, reason)
+
+
+def _text(number: float) -> str:
+    if number == -math.inf:
+        return "the first position"
+    if number == math.inf:
+        return "the last position"
+    return "t" if number == 0 else f"t{number:+.0f}"
