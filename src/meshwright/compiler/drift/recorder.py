@@ -78,6 +78,8 @@ class Where:
         handles: list[Any] = []
         for root in modules:
             for path, module in root.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # it takes no hooks: its ops are those of the module around it
                 handles.append(module.register_forward_pre_hook(self._entering(path)))
                 handles.append(module.register_forward_hook(self._leaving, always_call=True))
         return handles
