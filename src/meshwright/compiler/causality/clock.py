@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator
 
-
 OVER = "the time was over"
 """Why something was not compared."""
 
@@ -21,7 +20,8 @@ class Clock:
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.seconds = seconds
-        self.end = time.monotonic() + seconds
+        self._begun = time.monotonic()
+        self.end = self._begun + seconds
         self._last = self.end + seconds
         self._doing: tuple[str, float] | None = None
 
@@ -36,9 +36,14 @@ class Clock:
         return max(0.0, self.end - time.monotonic())
 
     @property
+    def gone(self) -> float:
+        """Seconds since it was begun."""
+        return time.monotonic() - self._begun
+
+    @property
     def passed(self) -> float:
         """How much of the time is over, of 1."""
-        return 0.0 if math.isinf(self.seconds) else 1 - (self.end - time.monotonic()) / max(self.seconds, 1e-9)
+        return self.gone / max(self.seconds, 1e-9)
 
     @property
     def doing(self) -> tuple[str, float] | None:

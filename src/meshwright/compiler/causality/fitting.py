@@ -20,6 +20,13 @@ class Unfit(Exception):
 class Exit(Exception):
     """The user's code has asked Python to exit, which ends no check."""
 
+    action = "let the model raise an exception, or return"
+
+
+def action_of(fault: Exception) -> str:
+    """What to do about what stopped a run; empty for what the model itself has raised."""
+    return fault.action if isinstance(fault, Unfit | Exit) else ""
+
 
 def refuse_values(names: Sequence[str], tensors: Sequence[Tensor], segments: Any) -> None:
     """Raise Unfit for inputs that have no values, for none at all, and for segments that are none."""

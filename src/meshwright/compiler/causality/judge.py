@@ -20,6 +20,7 @@ from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of
+from meshwright.compiler.causality.fitting import action_of
 from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
@@ -122,7 +123,11 @@ def _at_sizes(subject: Subject, given: Feed, made: _Analysis) -> None:
             break
         if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
             _try(subject, given, first.rows, length, made)
-    if subject.clock.passed < ANALYSIS and (given.rows, given.length) != (first.rows, first.length) and given.rows * given.length <= 256:
+    if (
+        subject.clock.passed < ANALYSIS
+        and (given.rows, given.length) != (first.rows, first.length)
+        and given.rows * given.length <= 256
+    ):
         _try(subject, given, given.rows, given.length, made)
 
 
@@ -152,6 +157,7 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
         except Exception as fault:  # whatever the user's model raises
             subject.wide = not made.feeds or made.feeds[0] is feed
             made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
+            made.action = action_of(fault)
             return False
     subject.notice_writes()
     for candidates in (True, False):

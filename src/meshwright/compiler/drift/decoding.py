@@ -100,7 +100,7 @@ def _logits(returned: Any, feed: Feed, length: int) -> Tensor:
 def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[int]) -> tuple[float, _Apart | None]:
     """The largest difference, and the first position that has one."""
     expected = _logits(whole.returned, feed, feed.length)
-    size = float(expected.abs().max()) or 1.0
+    size = float(torch.where(torch.isfinite(expected), expected, 0.0).abs().max()) or 1.0
     seen = visible(feed)
     worst, first = 0.0, None
     with stand.as_given(False, True):
@@ -111,8 +111,11 @@ def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[
             if cache is None:
                 raise Unfit(f"the model returns no '{caching.name}'")
             got = _logits(ran.returned, feed, end - start)
-            far = (got - expected[:, start:end]).abs().reshape(feed.rows, end - start, -1).amax(-1) / size
-            far = torch.where(seen[:, start:end], far.nan_to_num(nan=1.0), 0.0).amax(0)
+            wanted = expected[:, start:end]
+            same = torch.isfinite(got) == torch.isfinite(wanted)
+            far = torch.where(same, (got - wanted).abs().nan_to_num(nan=0.0), size)
+            far = far.reshape(feed.rows, end - start, -1).amax(-1) / size
+            far = torch.where(seen[:, start:end], far, 0.0).amax(0)
             worst = max(worst, float(far.max()))
             if first is None and worst > TOLERANCE:
                 position = start + int((far > TOLERANCE).nonzero()[0])

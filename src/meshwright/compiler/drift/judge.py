@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.clock import Clock, TimeIsUp
+from meshwright.compiler.causality.clock import OVER, Clock, TimeIsUp
 from meshwright.compiler.causality.feed import Feed, Unfit, call_with, read_feed
+from meshwright.compiler.causality.fitting import action_of
 from meshwright.compiler.causality.outputs import required_outputs, token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.drift.aligning import apart
-from meshwright.compiler.drift.carrying import Disturbing
+from meshwright.compiler.drift.carrying import Changing, disturbing
+from meshwright.compiler.drift.chance import LEAST, Noise, averages, told_of
 from meshwright.compiler.drift.decoding import Decoded, decode
-from meshwright.compiler.drift.difference import Difference
+from meshwright.compiler.drift.difference import Difference, joined
 from meshwright.compiler.drift.lengths import Compared, compare_lengths
 from meshwright.compiler.drift.modes import Modes, differences
 from meshwright.compiler.drift.recorder import BUDGET
@@ -64,7 +66,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
             except Exception as fault:  # whatever the user's model raises
                 mode = "training" if training else "evaluation"
                 told = str(fault).strip().splitlines()[0][:200] if str(fault).strip() else ""
-                return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}")
+                return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}", action_of(fault))
     outputs = {which: [o.value for o in required_outputs(ran.returned, feed)] for which, ran in runs.items()}
     for wide in (True, False):
         if not any(bool(torch.isfinite(value).any()) for value in outputs[False, wide]):
@@ -76,11 +78,13 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         runs[False, True].trace.by_key(),
         _apart(outputs[True, True], outputs[False, True]) or 0.0,
     )
-    found, noise = differences(modes)
+    found, noise, noises = differences(modes)
     found = [
         _carried(stand, feed, one, outputs[False, True]) if i < _CARRIED else _plainly(one)
         for i, one in enumerate(found)
     ]
+    biased, uncompared = _biased(stand, feed, noises, outputs[False, True])
+    found, noise = [*found, *biased], [*noise, *uncompared]
     chance = _in_evaluation(modes)
     if chance:
         why = "evaluation draws by chance, so that no two runs of it agree"
@@ -100,7 +104,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
     )
 
 
-def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = None) -> Ran:
+def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = None, seed: int = 0) -> Ran:
     values = stand.inputs([leaf.value for leaf in feed.leaves], wide)
 
     def call(function: Callable[..., Any]) -> Any:
@@ -114,7 +118,8 @@ def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = 
         wide=wide,
         budget=BUDGET if wide and disturbed is None else 0,
         around=disturbed,
-        least=disturbed is None,
+        least=disturbed is None and not seed,
+        seed=seed,
     )
 
 
@@ -135,12 +140,35 @@ def _carried(stand: Stand, feed: Feed, one: Difference, expected: list[Tensor]) 
     if not errors:
         return one
     try:
-        ran = _run(stand, feed, False, True, lambda where: Disturbing(where, errors))
+        ran = _run(stand, feed, False, True, lambda where: disturbing(where, errors))
     except TimeIsUp:
         return _plainly(one)
     except Exception:  # of the user's model: an index or a size that the noise has made impossible
         return _plainly(one)
     return replace(one, predicted=_apart(_outputs(ran.returned, feed), expected) or 0.0)
+
+
+def _biased(
+    stand: Stand, feed: Feed, noises: list[Noise], expected: list[Tensor]
+) -> tuple[list[Difference], list[str]]:
+    """What training draws by chance, where its average does something else to the logits; and what was not compared."""
+    found = []
+    try:
+        made = averages(noises, lambda seed: _run(stand, feed, True, True, seed=seed).trace.by_key()) if noises else {}
+        for number, average in made.items():
+            noise = noises[number]
+            changes = {noise.evaluation: average.of}
+            ran = _run(stand, feed, False, True, lambda where, c=changes: Changing(where, c))
+            predicted = _apart(_outputs(ran.returned, feed), expected) or 0.0
+            if predicted > LEAST:
+                step = noise.result
+                sides = told_of(noise)
+                found.append(Difference("E0785", step.place, step.module, *sides, (), average.told, predicted))
+    except TimeIsUp:
+        return found, [f"the average of what training draws by chance: {OVER}"]
+    except Exception as fault:  # whatever the user's model raises with other draws
+        return found, [f"the average of what training draws by chance: {type(fault).__name__}"]
+    return joined(found), []
 
 
 def _plainly(one: Difference) -> Difference:
