@@ -56,14 +56,20 @@ class Average:
 
 
 def noise_of(block: Block, training: Trace, aligned: list[Pair | Block], drawn: set[int]) -> Noise | None:
-    """None where the ops take no value, or several, of the shape that they make, which evaluation has as well."""
+    """None where the ops take no value, or several, of the size that they make, which evaluation has as well."""
     result = next((s for s in reversed(block.first) if s.dtype), None)
     if result is None:
         return None
     own = {s.number for s in block.first} | drawn
     shape = result.results[0].shape
-    given = {_uncast(training, n) for s in block.first for n in s.sources - own}
-    fitting = [n for n in given if training.steps[n].results and training.steps[n].results[0].shape == shape]
+    given = {
+        _uncast(training, n)
+        for s in block.first
+        for n in s.sources - own
+        if any(o.shape == shape and o.floating and o.ordered for o in s.operands)
+    }
+    size = math.prod(shape)
+    fitting = [n for n in given if sum(math.prod(r.shape) for r in training.steps[n].results[:1]) == size]
     twins = {p.first.number: p.second for p in aligned if isinstance(p, Pair)}
     if len(fitting) != 1 or fitting[0] not in twins or not training.steps[fitting[0]].active:
         return None
@@ -105,7 +111,7 @@ def told_of(noise: Noise) -> tuple[str, str]:
 
 def _line(given: Tensor | None, made: Tensor | None) -> tuple[float, float] | None:
     """The straight line that fits best, ``made = a * given + b``; None where it fits badly: it is another value."""
-    if given is None or made is None or given.shape != made.shape or given.numel() < 2:
+    if given is None or made is None or given.numel() != made.numel() or given.numel() < 2:
         return None
     x, y = given.double().flatten(), made.double().flatten()
     if not bool((torch.isfinite(x) & torch.isfinite(y)).all()):

@@ -213,7 +213,8 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _operand(tensor: Tensor) -> Operand:
-    return Operand(short_name(tensor.dtype), tuple(tensor.shape), tensor.is_floating_point())
+    ordered = tensor.is_contiguous()
+    return Operand(short_name(tensor.dtype), tuple(tensor.shape), tensor.is_floating_point(), ordered)
 
 
 def _tells(value: Any) -> bool:

@@ -22,6 +22,8 @@ class Operand:
     dtype: str
     shape: tuple[int, ...]
     floating: bool = False
+    ordered: bool = True
+    """Whether its elements lie in memory in their order: it is no transposed view of another."""
 
 
 @dataclass(frozen=True)
