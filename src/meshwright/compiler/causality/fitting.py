@@ -83,7 +83,7 @@ def resolved_dims(name: str, value: Tensor, batch_dim: int | None, time_dim: int
 
 def no_output(shapes: Sequence[Sequence[int]], rows: int, length: int, batch_dim: int | None, time_dim: int) -> Unfit:
     """What is wrong with outputs none of which has the dims of the tokens."""
-    told = ", ".join(str(list(shape)) for shape in shapes[:4]) or "no tensor"
+    told = ", ".join(str(list(shape)) if shape else "one number" for shape in shapes[:4]) or "no tensor"
     size = f"{length} positions" if batch_dim is None else f"{rows} rows of {length} positions"
     where = f"positions at dim {time_dim}"
     if batch_dim is not None:

@@ -42,7 +42,7 @@ def required_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
     if not made:
         found: list[tuple[str, Tensor]] = []
         _collect(returned, "", found)
-        shapes = [tuple(value.shape) for _, value in found if value.dim()]
+        shapes = [tuple(value.shape) for _, value in found]
         raise no_output(shapes, feed.rows, feed.length, feed.batch_dim, feed.time_dim)
     return made
 

@@ -31,7 +31,7 @@ _CARRIED = 24
 
 
 def drift(
-    model: Callable[..., Any], batch: Any, *, batch_dim: int | None = 0, time_dim: int = 1, seconds: float = 20.0
+    model: Callable[..., Any], batch: Any, *, batch_dim: int | None = 0, time_dim: int = 1, seconds: float = 60.0
 ) -> Drift:
     """Compare a model in training with itself in evaluation, with a cache, and at another length.
 
