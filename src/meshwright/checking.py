@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.judge import judge
 from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
 from meshwright.compiler.diagnostics import Diagnostic
@@ -73,9 +74,16 @@ def check(
     and left as it was. ``batch`` is a tensor, a tuple of positional arguments, or a dict of keyword arguments, with
     token ids or float activations whose dims are ``batch_dim`` (None for none) and ``time_dim``. ``segments`` is the
     name of the input that says for each position ``[rows, length]`` to which document it belongs, or that tensor.
-    ``seconds`` bounds the search for two batches that show a leak.
+    ``seconds`` bounds the check, between runs of the model. One so slow that no size was analysed and no eight pairs of
+    batches compared is given as long again, and is ``UNKNOWN`` then; with a run that never ends nothing can be done.
 
-    Never raises for what the model does: what cannot be run is ``UNKNOWN``, with the reason.
+    Never raises for what the model does, nor for a batch or dims that do not fit: what cannot be run is ``UNKNOWN``,
+    with the reason.
     """
-    found = judge(model, batch, batch_dim=batch_dim, time_dim=time_dim, segments=segments, seconds=seconds)
+    clock = Clock(seconds)
+    return checked(judge(model, batch, batch_dim=batch_dim, time_dim=time_dim, segments=segments, clock=clock))
+
+
+def checked(found: Judgement) -> Checked:
+    """A judgement as it is told."""
     return Checked(found.verdict, found.leaks, found.assumptions, found.witnesses, found.findings, found)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.checking import check
+from meshwright.checking import checked
 from meshwright.checking_source import Given
+from meshwright.compiler.causality.clock import Clock
+from meshwright.compiler.causality.judge import judge
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
-from meshwright.compiler.drift.judge import drift
+from meshwright.compiler.drift.judge import drift_within
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.numerics import findings as numerics_findings
@@ -19,10 +21,13 @@ from meshwright.equivalence import verify_equivalence
 from meshwright.rank_causality import read_ranks
 from meshwright.runtime.materialize import from_safetensors
 
+UNKNOWN = "UNKNOWN"
+"""The headline of a question that has no answer."""
+
 
 @dataclass(frozen=True)
 class Answer:
-    """To one question."""
+    """To one question. One that could not be answered is not passed."""
 
     passed: bool
     headline: str
@@ -41,19 +46,34 @@ class Answer:
         }
 
 
-def causality(given: Given) -> Answer:
+def causality(given: Given, clock: Clock) -> Answer:
     """Do outputs see later tokens, other rows, other documents?"""
-    found = check(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim, segments=given.segments)
+    found = checked(
+        judge(
+            given.model,
+            given.batch,
+            batch_dim=given.batch_dim,
+            time_dim=given.time_dim,
+            segments=given.segments,
+            clock=clock,
+        )
+    )
     return Answer(found.passed, found.headline(), found.findings, found.footline(), found.json())
 
 
-def drifts(given: Given) -> Answer:
+def drifts(given: Given, clock: Clock) -> Answer:
     """Does what is used, in evaluation, with a cache, at another length, compute what was trained?"""
-    found = drift(given.model, given.batch, batch_dim=given.batch_dim, time_dim=given.time_dim)
-    return Answer(found.passed or found.unknown, found.headline(), found.findings, found.footline(), found.json())
+    found = drift_within(clock, given.model, given.batch, given.batch_dim, given.time_dim)
+    return Answer(found.passed, found.headline(), found.findings, found.footline(), found.json())
 
 
-def separable(given: Given) -> Answer:
+def not_captured(given: Given, clock: Clock) -> Answer:
+    """What is asked of a training step that cannot be captured: it is not known."""
+    assert given.fault is not None
+    return Answer(False, UNKNOWN, given.fault.diagnostics)
+
+
+def separable(given: Given, clock: Clock) -> Answer:
     """May the step be cut over its batch? Fails for an artefact with microbatches if a coupling is not declared."""
     step = given.step
     if isinstance(step, StepProgram):
@@ -62,18 +82,19 @@ def separable(given: Given) -> Answer:
         found = separability.findings(step.program, given.declarations)
         passed = step.plan.microbatches == 1 or not found
     said = f"{len(found)} lines couple the samples of a batch; over data ranks they mean the whole batch"
+    found = tuple(replace(one, warns=passed) for one in found)
     return Answer(passed, said if found else "the step may be cut over its batch in any way", found)
 
 
-def numerics(given: Given) -> Answer:
+def numerics(given: Given, clock: Clock) -> Answer:
     """What does half precision cost? Fails for errors of several roundings or more."""
     found = numerics_findings(given.step)
     grave = sum(one.grave for one in found)
     headline = "no sum loses more than a rounding" if not found else f"{len(found)} findings, {grave} of them grave"
-    return Answer(not grave, headline, tuple(one.diagnostic for one in found))
+    return Answer(not grave, headline, tuple(replace(one.diagnostic, warns=not one.grave) for one in found))
 
 
-def end(given: Given) -> Answer:
+def end(given: Given, clock: Clock) -> Answer:
     """Do all ranks of what was compiled come to an end?"""
     step = given.step
     assert not isinstance(step, StepProgram)
@@ -84,7 +105,7 @@ def end(given: Given) -> Answer:
     return Answer(True, f"all {step.plan.mesh.ranks} ranks come to an end")
 
 
-def equivalence(given: Given) -> Answer:
+def equivalence(given: Given, clock: Clock) -> Answer:
     """Do the ranks compute what one device computes? By relations, and by numbers of all ranks or of the miniature."""
     assert given.artefact is not None
     found = verify_equivalence(given.artefact)
@@ -96,7 +117,7 @@ def equivalence(given: Given) -> Answer:
     return Answer(found.passed, said, tuple(found.diagnostics()), "\n".join(found.notes))
 
 
-def causality_of_ranks(given: Given) -> Answer:
+def causality_of_ranks(given: Given, clock: Clock) -> Answer:
     """Do outputs of the ranks' programs see what they see on one device, and nothing else?"""
     assert given.artefact is not None
     artefact = read_artefact(given.artefact)
@@ -107,7 +128,7 @@ def causality_of_ranks(given: Given) -> Answer:
     return Answer(found.passed, found.headline(), found.findings, "\n".join(found.notes), found.json())
 
 
-Ask = Callable[[Given], Answer]
+Ask = Callable[[Given, Clock], Answer]
 OF_MODELS: Mapping[str, Ask] = {"causality": causality, "drift": drifts}
 """What is asked of a model, in order."""
 OF_STEPS: Mapping[str, Ask] = {"separability": separable, "numerics": numerics}
@@ -123,7 +144,9 @@ OF_ARTEFACTS: Mapping[str, Ask] = {
 def questions(given: Given) -> dict[str, Ask]:
     """Those that can be asked of what is given."""
     found = dict(OF_MODELS)
-    if given.without_step is None:
+    if given.fault is not None:
+        found |= dict.fromkeys(OF_STEPS, not_captured)
+    elif given.without_step is None:
         found |= OF_STEPS
     if given.artefact is not None:
         found |= OF_ARTEFACTS

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from meshwright.compiler.causality.verdict import Witness
 
 
-ERRORS = ("E0711", "E0712", "E0713", "E0507", "E0790", "E0791", "E0792", "E0793")
-"""Codes of findings that are facts; the others warn."""
-
-
 def as_text(checked: Checked) -> str:
     """The verdict first."""
     return "\n".join([checked.headline(), *(finding.render() for finding in checked.findings), ground(checked)])
@@ -63,24 +59,29 @@ def _witness(witness: Witness) -> dict[str, Any]:
     }
 
 
-def as_sarif(findings: Sequence[Diagnostic]) -> dict[str, Any]:
-    """A SARIF 2.1.0 log of one run with one result for each finding."""
+def as_sarif(findings: Sequence[Diagnostic], failed: Sequence[Diagnostic] | None = None) -> dict[str, Any]:
+    """A SARIF 2.1.0 log of one run with one result for each finding. ``failed`` says why a check was not made."""
     results = []
     for finding in findings:
-        file, line = finding.file_and_line
-        result: dict[str, Any] = {
-            "ruleId": finding.code,
-            "level": "error" if finding.code in ERRORS else "warning",
-            "message": {"text": "\n".join([finding.message, *finding.notes])},
-        }
-        if file:
-            region = {"startLine": max(line, 1)}
-            result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]
-        results.append(result)
-    rules = [{"id": code} for code in sorted({f.code for f in findings})]
+        result: dict[str, Any] = {"ruleId": finding.code, "level": finding.kind, "message": _message(finding)}
+        results.append(result | _locations(finding))
+    rules = [{"id": code} for code in sorted({f.code for f in (*findings, *(failed or ()))})]
     driver = {"name": "meshwright", "version": __version__, "rules": rules}
-    return {
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
-    }
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    told = [
+        {"descriptor": {"id": f.code}, "level": f.kind, "message": _message(f), **_locations(f)} for f in failed or ()
+    ]
+    run["invocations"] = [{"executionSuccessful": failed is None, "toolExecutionNotifications": told}]
+    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+
+
+def _message(finding: Diagnostic) -> dict[str, str]:
+    return {"text": "\n".join([finding.message, *finding.notes])}
+
+
+def _locations(finding: Diagnostic) -> dict[str, Any]:
+    file, line = finding.file_and_line
+    if not file:
+        return {}
+    region = {"startLine": max(line, 1)}
+    return {"locations": [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]}

@@ -15,7 +15,10 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.plan import Declaration
 from meshwright.frontend.factory import model_of_factory
 from meshwright.frontend.language.load import LoadedFile, load, load_text
-from meshwright.frontend.source import Source, load_source
+from meshwright.frontend.source import Source, factory_named, load_source
+
+NO_STEP = ("E0112", "E0220", "E0252")
+"""What is said of a source without an optimizer, a ``train`` section or a loss: a model alone, which is no fault."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,21 @@ class Given:
         return self.declared or self._loaded.separability
 
     @cached_property
+    def fault(self) -> MeshwrightError | None:
+        """Why the step cannot be captured; None: it can be, or there is none."""
+        return None if self._refused is None or self._refused.diagnostics[0].code in NO_STEP else self._refused
+
+    @cached_property
     def without_step(self) -> str | None:
-        """Why there is no step; None: there is one."""
+        """Why there is no step; None: there is one, if maybe one that cannot be captured."""
+        return None if self._refused is None or self.fault is not None else self._refused.diagnostics[0].message
+
+    @cached_property
+    def _refused(self) -> MeshwrightError | None:
         try:
             _ = self.step
         except MeshwrightError as fault:
-            return fault.diagnostics[0].message
+            return fault
         return None
 
 
@@ -78,7 +90,7 @@ def read_given(
     folder = Path(source)
     if source.endswith(".mw"):
         return replace(_of_file(load(source, overrides), segments), overrides=dict(overrides or {}))
-    if folder.is_dir():
+    if source and folder.is_dir():  # Path("") is the folder at hand
         described = read_artefact(folder).source
         if described.kind == "language":
             return _of_file(load_text(described.text, described.place, described.overrides), segments, folder)
@@ -90,14 +102,14 @@ def read_given(
                 f"{folder} was compiled of a model in memory, which is not there any more",
                 action="call meshwright.check(model, batch) where the model is made",
             )
-    module, colon, name = source.partition(":")
-    if not colon or not module or not name.isidentifier():
+    named = factory_named(source)
+    if named is None:
         raise error(
             "E0710",
             f"'{source}' names nothing to check",
             action="give a '.mw' file, a factory as package.module:factory, or the folder of an artefact",
         )
-    model, batch = model_of_factory(module, name, dict(overrides or {}))
+    model, batch = model_of_factory(*named, dict(overrides or {}))
     return Given(
         str(folder) if folder.is_dir() else source,
         source,

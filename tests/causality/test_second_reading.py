@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import meshwright
 import tests.causality
+from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.feed import read_feed
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import subject_of
@@ -38,7 +39,7 @@ def opinion_of(model: object, batch: object, **options: object) -> Opinion:
                 feeds.append(resized(feed, feed.rows, length, {}, seed=length))
             except Exception:  # a size that its masks have not
                 continue
-        return second_reading(subject.function, feeds, subject.addresses())
+        return second_reading(subject.function, feeds, subject.addresses(), Clock())
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda c: c.name)

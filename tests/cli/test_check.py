@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from meshwright.cli import app
+from meshwright.cli.waiting import told
+from meshwright.compiler.causality.clock import Clock
 
 MODELS = """
 import torch
@@ -40,6 +44,57 @@ def broken():
 
 def empty():
     return None
+
+def unanswered():
+    return Sums(False), ()
+
+def exits():
+    def model(ids):
+        raise SystemExit(5)
+    return model, ids
+
+class Trained(Sums):
+    def __init__(self, kind):
+        super().__init__(False)
+        self.kind, self.head = kind, nn.Linear(4, 9)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        logits = self.head(x.cumsum(1))
+        if self.kind == "exits" and torch.compiler.is_exporting():
+            raise SystemExit(5)
+        if self.kind == "half":
+            logits = logits.bfloat16()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        if self.kind == "item":
+            loss = loss * (1.0 if loss.item() < 100 else 0.5)
+        if self.kind == "balance":
+            share = x.softmax(-1)
+            loss = loss + (share.mean((0, 1)) * share.square().mean((0, 1))).sum()
+        return {"loss": loss, "logits": logits}
+
+def trained(kind):
+    model = Trained(kind)
+    return model, {"ids": ids}, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def item():
+    return trained("item")
+
+def half():
+    return trained("half")
+
+def balance():
+    return trained("balance")
+
+def exits_when_traced():
+    return trained("exits")
+
+def slow():
+    import time
+    def model(ids):
+        time.sleep(0.4)
+        return ids.double().cumsum(1)[..., None]
+    return model, ids
 """
 
 
@@ -84,6 +139,89 @@ def test_reports_are_written(models: Path) -> None:
     assert not data["passed"] and causality["leaks"] == ["future"] and causality["witnesses"][0]["kind"] == "future"
     log = json.loads((models / "out" / "found.sarif").read_text(encoding="utf-8"))
     assert log["version"] == "2.1.0" and log["runs"][0]["results"][0]["ruleId"] == "E0711"
+
+
+def reports(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any], dict[str, Any]]:
+    """The exit code, the text, and both reports."""
+    code, text = run(*arguments, "--json", "found.json", "--sarif", "found.sarif")
+    made = [json.loads((folder / name).read_text(encoding="utf-8")) for name in ("found.json", "found.sarif")]
+    return code, text, made[0], made[1]["runs"][0]
+
+
+def test_a_question_without_an_answer_is_not_passed(models: Path) -> None:
+    code, text, data, log = reports(models, "models_to_check:unanswered")
+    assert code == 1 and "causality: UNKNOWN" in text and "drift: UNKNOWN" in text
+    assert not data["passed"] and not data["causality"]["passed"] and not data["drift"]["passed"]
+    assert {(r["ruleId"], r["level"]) for r in log["results"]} == {("E0715", "error"), ("E0777", "error")}
+    code, text, data, log = reports(models, "models_to_check:item")
+    assert code == 1 and "separability: UNKNOWN" in text and "numerics: UNKNOWN" in text
+    assert text.count("error[E0254]") == 1 and "def forward(self" not in text
+    assert data["causality"]["passed"] and not data["separability"]["passed"] and not data["numerics"]["passed"]
+
+
+def test_a_model_that_exits_ends_no_command(models: Path) -> None:
+    code, text = run("models_to_check:exits")
+    assert code == 1 and text.count("it calls sys.exit(5)") == 2
+    code, text = run("models_to_check:exits_when_traced")
+    assert code == 1 and "SystemExit" in text and "separability: UNKNOWN" in text
+
+
+@pytest.mark.parametrize(("name", "rule"), [("balance", "E0761"), ("half", "E0728")])
+def test_what_fails_nothing_is_a_warning(models: Path, name: str, rule: str) -> None:
+    code, text, data, log = reports(models, f"models_to_check:{name}")
+    assert code == 0 and f"warning[{rule}]" in text and "error[" not in text
+    assert data["passed"] and [(r["ruleId"], r["level"]) for r in log["results"]] == [(rule, "warning")]
+
+
+def test_a_check_that_fails_says_so_in_its_reports(models: Path) -> None:
+    for _ in range(2):  # the second time in the place of another report
+        code, _, data, log = reports(models, "models_to_check:broken")
+        assert code == 2 and data["passed"] is False and data["failed"][0]["code"] == "E0111"
+        (invocation,) = log["invocations"]
+        assert not log["results"] and invocation["executionSuccessful"] is False
+        assert invocation["toolExecutionNotifications"][0]["descriptor"]["id"] == "E0111"
+        run("models_to_check:good", "--json", "found.json", "--sarif", "found.sarif")
+
+
+def test_reports_that_cannot_be_written_are_told_first(models: Path) -> None:
+    code, text = run("models_to_check:good", "--json", "out/one", "--sarif", "out/../out/one")
+    assert code == 2 and "E0901" in text and "the same file" in text and "causality" not in text
+    code, text = run("models_to_check:good", "--json", "models_to_check.py/one")
+    assert code == 2 and "E0718" in text and "causality" not in text
+    assert not (models / "out").exists()
+    code, text = run("models_to_check:good", "--json", "out/one")
+    assert code == 0 and "wrote out/one, in the new folder out" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("", "E0710", "'' names nothing to check"),
+        ("./models_to_check.py:good", "E0110", "write models_to_check:good"),
+        ("a b:good", "E0710", "names nothing to check"),
+    ],
+)
+def test_a_source_that_is_none(models: Path, source: str, code: str, said: str) -> None:
+    exit_code, text = run(source)
+    assert exit_code == 2 and f"error[{code}]" in text and said in text
+
+
+def test_a_run_that_takes_long_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock(60.0)
+    with told("good: causality", clock, patience=0.1), clock.run("the model, on 2 rows of 12"):
+        time.sleep(0.5)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines and all("good: causality: running the model, on 2 rows of 12" in line for line in lines)
+    with told("good: causality", clock, patience=0.1):
+        time.sleep(0.3)  # of its own work, not of the model's
+    assert not capfd.readouterr().err
+
+
+def test_the_time_of_all_runs_is_bounded(models: Path) -> None:
+    begun = time.monotonic()
+    code, text = run("models_to_check:slow", "--seconds", "3")
+    assert time.monotonic() - begun < 8, text
+    assert "UNKNOWN" in text or code == 0
 
 
 def test_a_file_of_the_language_knows_its_dims() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +28,11 @@ DRIFTING: dict[str, tuple[nn.Module, str, bool]] = {
     "dropout in evaluation": (models.DropsInEval(), "E0771", False),
     "batch norm": (models.Normed(), "W0774", False),
     "batch norm by hand": (models.HandNormed(), "W0774", False),
+    "merged weights": (models.Merged(), "E0772", True),
+    "another epsilon": (models.OtherEpsilon(), "E0773", False),
+    "a clamp that bites": (models.Clamped(0.5), "E0771", False),
+    "dropout by hand, not rescaled": (models.Noisy("kept, not rescaled"), "E0785", False),
+    "noise that is not zero on average": (models.Noisy("added, above zero"), "E0785", False),
     "logits capped in evaluation": (models.CappedInEval(), "E0771", False),
 }
 """The model, the code, and whether float64 computes the same in both modes: only rounding drifts."""
@@ -62,6 +69,44 @@ def test_what_training_draws_by_chance_is_no_drift_but_said() -> None:
     found = meshwright.drift(models.StochasticDepth(), models.tokens())
     assert found.passed and not found.findings, found.text()
     assert any("draws by chance" in one for one in found.skipped)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [models.Noisy("kept and rescaled"), models.Noisy("jitter"), models.Gumbel()],
+    ids=["dropout by hand", "jitter", "gumbel"],
+)
+def test_noise_whose_average_is_what_evaluation_computes_is_no_drift(model: nn.Module) -> None:
+    found = meshwright.drift(model, models.tokens())
+    assert found.passed and not found.findings, found.text()
+    assert any("draws by chance" in one for one in found.skipped)
+
+
+def test_rows_that_are_left_out_and_not_rescaled_are_told_with_their_average() -> None:
+    (finding,) = meshwright.drift(models.RowsNotRescaled(), models.tokens()).findings
+    assert finding.code == "E0785"
+    scale = float(re.findall(r"([\d.]+) times what evaluation uses", finding.render())[0])
+    assert 0.3 < scale < 0.7
+
+
+def test_a_clamp_that_no_element_reaches_is_a_warning() -> None:
+    found = meshwright.drift(models.Clamped(100.0), models.tokens())
+    assert [f.code for f in found.findings] == ["W0785"] and found.passed and found.predicted == 0
+
+
+def test_what_is_no_number_is_not_compared() -> None:
+    nowhere = meshwright.drift(models.NotANumber(True), models.tokens())
+    assert nowhere.unknown and "finite" in nowhere.findings[0].message and "nan" not in nowhere.text()
+    somewhere = meshwright.drift(models.NotANumber(False), models.tokens())
+    assert somewhere.passed and not somewhere.findings, somewhere.text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_traced_model_is_compared_as_any_other() -> None:
+    layers = nn.Sequential(nn.Embedding(models.VOCABULARY, 8), nn.Linear(8, 8))
+    model = torch.jit.trace(layers, models.tokens(), check_trace=False)
+    found = meshwright.drift(model, models.tokens())
+    assert found.passed and found.measured == 0, found.text()
 
 
 def test_a_finding_names_the_line_and_both_sides() -> None:

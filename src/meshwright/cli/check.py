@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.output import write
 from meshwright.cli.pages import page_of
+from meshwright.cli.reports import Reports
 from meshwright.cli.settings import Separability, overrides, read_separability
+
+if TYPE_CHECKING:
+    from meshwright.compiler.plan import Declaration
 
 
 def check_command(
@@ -27,13 +29,17 @@ def check_command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A size of the file or an argument of the factory: name=number.")
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="What is asked of the model may take so long, between runs of it.")
+    ] = 40.0,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write all findings to this file as JSON.")] = None,
     sarif: Annotated[Path | None, typer.Option(help="Write all findings to this file as SARIF.")] = None,
     explain: Annotated[str | None, typer.Option(help="Print the page of a code, E0711 say, and do no more.")] = None,
 ) -> None:
     """Check that no output of a model sees a later token, another row of the batch, or another document.
 
-    The exit code is 0 if there is no leak, 1 if there is one or nothing can be said, 2 if the source cannot be read.
+    The exit code is 0 if all questions are answered well, 1 if one is not or has no answer, 2 if the source cannot be
+    read.
     """
     from meshwright.cli.faults import print_diagnostics
     from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
@@ -43,37 +49,61 @@ def check_command(
             typer.echo(page_of(explain))
             return
         if source is None:
-            print_diagnostics(Diagnostic("E0901", "missing argument 'SOURCE'", action="see meshwright check --help"))
-            raise typer.Exit(2)
-        from meshwright.checking_answers import questions
-        from meshwright.checking_report import as_sarif
-        from meshwright.checking_source import read_given
-
-        for path, option in ((as_json, "--json"), (sarif, "--sarif")):
-            if path is not None:
-                write(path, "", "E0718", option)  # told before minutes of checking, not after them
-        declared = read_separability(separability)
-        given = replace(read_given(source, overrides(set_ or []), segments, batch_dim, time_dim), declared=declared)
-        asked = questions(given)
-        answers = {}
-        for name, ask in asked.items():
-            answer = answers[name] = ask(given)
-            typer.echo(f"{given.place}: {name}: {answer.headline}")
-            if answer.findings:
-                print_diagnostics(*answer.findings)
-            if answer.footline:
-                typer.echo(answer.footline)
-        if given.without_step is not None:
-            typer.echo(f"nothing is asked of a training step: {given.without_step}")
-        passed = all(answer.passed for answer in answers.values())
-        if as_json is not None:
-            report = {"passed": passed, **{name: answer.json() for name, answer in answers.items()}}
-            write(as_json, json.dumps(report, indent=2) + "\n", "E0718", "--json")
-        if sarif is not None:
-            log = as_sarif([finding for answer in answers.values() for finding in answer.findings])
-            write(sarif, json.dumps(log, indent=2) + "\n", "E0718", "--sarif")
+            raise MeshwrightError(Diagnostic("E0901", "missing argument 'SOURCE'", None, "see meshwright check --help"))
+        reports = Reports(as_json, sarif)
+        reports.refuse()
+        try:
+            declared = read_separability(separability)
+            passed = _check(source, overrides(set_ or []), segments, batch_dim, time_dim, declared, seconds, reports)
+        except MeshwrightError as fault:
+            reports.failed(*fault.diagnostics)
+            raise
+        except BaseException as fault:
+            reports.failed(Diagnostic("E0900", f"the check was not made: {type(fault).__name__}: {fault}"))
+            raise
     except MeshwrightError as fault:
         print_diagnostics(*fault.diagnostics)
         raise typer.Exit(2) from None
     if not passed:
         raise typer.Exit(1)
+
+
+def _check(
+    source: str,
+    sizes: dict[str, float],
+    segments: str | None,
+    batch_dim: int,
+    time_dim: int,
+    declared: tuple[Declaration, ...],
+    seconds: float,
+    reports: Reports,
+) -> bool:
+    """Ask, print and write the answers; whether all are well. Raises MeshwrightError for a source that is none."""
+    from meshwright.checking_answers import OF_MODELS, Answer, questions
+    from meshwright.checking_source import read_given
+    from meshwright.cli.faults import print_diagnostics
+    from meshwright.cli.waiting import told
+    from meshwright.compiler.causality.clock import Clock
+    from meshwright.compiler.diagnostics import Diagnostic
+
+    given = replace(read_given(source, sizes, segments, batch_dim, time_dim), declared=declared)
+    answers: dict[str, Answer] = {}
+    left, said = seconds, set[Diagnostic]()
+    for number, (name, ask) in enumerate(questions(given).items()):
+        # what a question of the model leaves is for those after it
+        clock = Clock(left / max(1, len(OF_MODELS) - number))
+        with told(f"{given.place}: {name}", clock):
+            answer = answers[name] = ask(given, clock)
+        left = max(0.1, left - clock.gone)
+        typer.echo(f"{given.place}: {name}: {answer.headline}")
+        new = [finding for finding in answer.findings if finding not in said]  # a step that cannot be captured is one
+        said.update(new)
+        if new:
+            print_diagnostics(*new)
+        if answer.footline:
+            typer.echo(answer.footline)
+    if given.without_step is not None:
+        typer.echo(f"nothing is asked of a training step: {given.without_step}")
+    for line in reports.answered(answers):
+        typer.echo(line)
+    return all(answer.passed for answer in answers.values())

@@ -113,7 +113,7 @@ def print_text(text: str) -> None:
     """Print rendered diagnostics: the code in red or yellow, places in blue, carets in red."""
     styled = Text(text + "\n")
     styled.highlight_regex(r"(?m)^error\[E\d+\]", "bold red")
-    styled.highlight_regex(r"(?m)^warning\[W\d+\]", "bold yellow")
+    styled.highlight_regex(r"(?m)^warning\[[EW]\d+\]", "bold yellow")
     styled.highlight_regex(r"(?m)^ +-->", "bold blue")
     styled.highlight_regex(r"(?m)^ *\d* +\|", "bold blue")
     styled.highlight_regex(r"(?m)(?<=\| ) *\^+$", "bold red")

@@ -57,10 +57,16 @@ class Diagnostic:
     place: Span | Origin | None = None
     action: str = ""
     notes: tuple[str, ...] = field(default=())
+    warns: bool = False
+    """Whether it is told as a warning, though its code is that of an error: where nothing fails for it."""
+
+    @property
+    def kind(self) -> str:
+        """``error`` or ``warning``."""
+        return "warning" if self.warns or self.code.startswith("W") else "error"
 
     def render(self) -> str:
-        kind = "warning" if self.code.startswith("W") else "error"
-        lines = [f"{kind}[{self.code}]: {self.message}"]
+        lines = [f"{self.kind}[{self.code}]: {self.message}"]
         if self.place is not None:
             lines.append(self.place.render())
         lines.extend(f"  = note: {note}" for note in self.notes)
@@ -78,6 +84,7 @@ class Diagnostic:
         file, line = self.file_and_line
         return {
             "code": self.code,
+            "level": self.kind,
             "message": self.message,
             "file": file,
             "line": line,

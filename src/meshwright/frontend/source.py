@@ -106,17 +106,29 @@ def load_source(text: str, overrides: Mapping[str, float] | None = None) -> Sour
     """
     if text.endswith(".mw"):
         return _from_file(load(text, overrides), dict(overrides or {}))
-    module, colon, name = text.partition(":")
-    if not colon or not module or not name.isidentifier():
+    named = factory_named(text)
+    if named is None:
         action = "give a '.mw' file, or a factory as package.module:factory"
         raise error("E0110", f"'{text}' names no source", action=action)
+    module, name = named
+    from meshwright.frontend.factory import source_of_factory
+
+    return source_of_factory(module, name, dict(overrides or {}))
+
+
+def factory_named(text: str) -> tuple[str, str] | None:
+    """The module and the function that ``package.module:factory`` names; None for another text. Raises MeshwrightError
+    E0110 for a file in the place of a module."""
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name.isidentifier():
+        return None
     if module.endswith(".py") or "/" in module:
         # a module is named as in an import, from the folder where the command runs
         dotted = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
         raise error("E0110", f"'{module}' is a file, not a module", action=f"write {dotted}:{name}")
-    from meshwright.frontend.factory import source_of_factory
-
-    return source_of_factory(module, name, dict(overrides or {}))
+    if not all(part.isidentifier() for part in module.split(".")):
+        return None
+    return module, name
 
 
 def source_without_weights(text: str, overrides: Mapping[str, float] | None = None) -> Source:

@@ -63,7 +63,9 @@ def at_position(value: Tensor, case: Case) -> Tensor | None:
 
 
 def where_it_enters(subject: Subject, case: Case) -> tuple[str, Origin | None]:
-    """The op and the user's line; an empty name if no op shows it."""
+    """The op and the user's line; an empty name if no op shows it, or there is no time to look."""
+    if subject.clock.late:
+        return "", None
     subject.draw(*case.weights)
     runs = []
     for values in (case.values_a, case.values_b):

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.fitting import Exit, Unfit, refuse_values, resolved_dims, without_tokens
+
+__all__ = ["Feed", "Leaf", "Role", "Unfit", "call_with", "read_feed"]
+
 
 class Role(Enum):
     """What an input is to the question of who sees whom."""
@@ -21,10 +25,6 @@ class Role(Enum):
     """Something of a row as a whole: an image, the source of a translation."""
     GIVEN = "given"
     """Masks, positions and segments: taken as they are."""
-
-
-class Unfit(Exception):
-    """The inputs cannot be made of this size."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Feed:
     segments: Tensor | None = None
     """``[rows, length]`` ids of the document of each position, or None."""
     segments_leaf: int | None = None
+    guessed: tuple[str, ...] = ()
+    """Inputs that are taken as given because they hold nothing but zeros and ones; no name or dtype says so."""
 
     def filled(self, values: list[Tensor]) -> Any:
         """The inputs in the user's form with other tensors."""
@@ -61,10 +63,16 @@ class Feed:
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:
-    """Call with a batch in the user's form: a tensor, positional arguments, or keyword arguments."""
-    if isinstance(batch, Mapping):
-        return function(**batch)
-    return function(*batch) if isinstance(batch, tuple | list) else function(batch)
+    """Call with a batch in the user's form: a tensor, positional arguments, or keyword arguments.
+
+    Raises what the function raises; :class:`Exit` where it exits.
+    """
+    try:
+        if isinstance(batch, Mapping):
+            return function(**batch)
+        return function(*batch) if isinstance(batch, tuple | list) else function(batch)
+    except SystemExit as fault:
+        raise Exit(f"it calls sys.exit({fault.code!r})") from fault
 
 
 def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, segments: Any) -> Feed:
@@ -72,6 +80,8 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     found: list[tuple[tuple[Any, ...], Tensor]] = []
     _collect(batch, (), found)
     names = [_name(function, batch, path) for path, _ in found]
+    refuse_values(names, [value for _, value in found], segments)
+    found = [(path, value.cpu()) for path, value in found]
     own = next((i for i, n in enumerate(names) if isinstance(segments, str) and n == segments), None)
     if isinstance(segments, Tensor):
         own = next((i for i, (_, v) in enumerate(found) if v is segments), None)
@@ -79,17 +89,20 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
         raise Unfit(f"there is no input '{segments}'; inputs are: {', '.join(names)}")
     main = _main(names, found, own, time_dim)
     if main is None:
-        raise Unfit("no input has a batch and a time dim")
+        raise without_tokens(names, [value for _, value in found], own, time_dim)
     value = found[main][1]
+    batch_dim, time_dim = resolved_dims(names[main], value, batch_dim, time_dim)
     rows = 1 if batch_dim is None else value.shape[batch_dim]
     length = value.shape[time_dim]
     decoder = any(n.startswith("decoder_") for n in names)
     ids = found[own][1] if own is not None else segments if isinstance(segments, Tensor) else None
-    leaves = []
+    leaves, guessed = [], []
     for i, ((path, tensor), name) in enumerate(zip(found, names, strict=True)):
         role = _role(name, tensor, i == own, rows, length, batch_dim, time_dim, decoder)
         if role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim):
             role = Role.GIVEN
+            if not _counts(tensor, time_dim):
+                guessed.append(name)
         leaves.append(Leaf(path, name, tensor.detach(), role))
     ids = None if ids is None else ids.detach().cpu()
     if ids is not None and ids.dim() == 1:
@@ -98,7 +111,7 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
         ids = ids.transpose(0, 1)
     if ids is not None and tuple(ids.shape) != (rows, length):
         raise Unfit(f"segments are {list(ids.shape)}, the tokens have {rows} rows of {length}")
-    return Feed(batch, tuple(leaves), rows, length, batch_dim, time_dim, ids, own)
+    return Feed(batch, tuple(leaves), rows, length, batch_dim, time_dim, ids, own, tuple(guessed))
 
 
 _MAIN = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds", "ids", "tokens", "idx", "x")
@@ -122,8 +135,11 @@ def _tells_no_token(value: Tensor, time_dim: int) -> bool:
     """Whether an input beside the tokens is a mask of zeros and ones, or counts positions."""
     if value.dim() > 2 or value.is_complex() or not value.numel():
         return False
-    if bool(((value == 0) | (value == 1)).all()):
-        return True
+    return bool(((value == 0) | (value == 1)).all()) or _counts(value, time_dim)
+
+
+def _counts(value: Tensor, time_dim: int) -> bool:
+    """Whether an input counts positions from zero, maybe of several documents."""
     steps = value.diff(dim=time_dim)
     first = value.select(time_dim, 0)
     counts = bool(((steps == 1) | (value.narrow(time_dim, 1, steps.shape[time_dim]) == 0)).all())
@@ -169,7 +185,7 @@ def _name(function: Any, batch: Any, path: tuple[Any, ...]) -> str:
 
 def _collect(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], Tensor]]) -> None:
     if isinstance(value, Tensor):
-        found.append((path, value.cpu()))
+        found.append((path, value))
     elif isinstance(value, Mapping):
         for key, one in value.items():
             _collect(one, (*path, key), found)

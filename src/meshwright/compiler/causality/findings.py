@@ -33,13 +33,14 @@ def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -
         place = witness.place if witness and witness.place and witness.place.file else None
         found.append(Diagnostic(CODES[kind], _WHAT[kind], place, _ACTION[kind], tuple(x.strip() for x in lines)))
     for sentence in judgement.assumptions:
-        action = "mask with -inf, or make sure that it holds"
+        known = sentence in notes.assumptions
+        action = "mask with -inf, or make sure that it holds" if known else "make sure that it holds"
         found.append(Diagnostic("W0714", f"causal only if {sentence}", notes.assumptions.get(sentence), action))
     if judgement.verdict is Verdict.UNKNOWN:
         place = next(iter(notes.unknown.values()), None)
         action = "write it in ops that have rules, or add one to compiler/causality/ops"
         if not notes.unknown:
-            action = "give a batch that the model takes, and say its dims"
+            action = judgement.action or "give a batch that the model takes, and say its dims"
         found.append(Diagnostic("E0715", f"causality is not known: {judgement.reason}", place, action))
     if judgement.verdict is Verdict.ROUNDING:
         found.append(

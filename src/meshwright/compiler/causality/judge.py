@@ -9,28 +9,34 @@ only by way of a choice (an order, an index, a comparison) is none, for there it
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from meshwright.compiler.causality.clock import Clock, TimeIsUp
 from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of, with_second
+from meshwright.compiler.causality.fitting import action_of
 from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject, subject_of
-from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
+from meshwright.compiler.causality.search import LEAST, MANY_WEIGHTS, Case, Effort, Found, Search
 from meshwright.compiler.causality.second.opinion import second_reading
 from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
 
 _SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
 _UNDIVIDED = (11, 13, 17, 7, 23)
 _LONGEST = 96
+SECONDS = 20.0
+"""What a check may take, if nothing else is said."""
+ANALYSIS = 0.5
+"""Of that, when no further length is analysed."""
+MORE_TIME = "give it more seconds, or a smaller model or batch"
 ENOUGH = 100
 """Pairs of runs without any difference after which a smooth function is taken not to depend at all."""
 
@@ -43,6 +49,8 @@ class _Analysis:
     feeds: list[Feed]
     vocabulary: dict[int, int]
     failed: str = ""
+    action: str = ""
+    """What to do about that."""
 
     def flags(self) -> dict[str, Flag]:
         made: dict[str, Flag] = {}
@@ -74,22 +82,26 @@ def judge(
     batch_dim: int | None = 0,
     time_dim: int = 1,
     segments: Any = None,
-    seconds: float = 20.0,
+    clock: Clock | None = None,
 ) -> Judgement:
-    """Check one model. ``seconds`` bounds the search for a pair of runs; no exception of the model leaves it."""
+    """Check one model, within the time of ``clock`` (20 seconds); no exception of the model leaves it."""
+    clock = clock or Clock(SECONDS)
     try:
         feed = read_feed(model, batch, batch_dim, time_dim, segments)
+        subject = subject_of(model)
     except Unfit as fault:
-        return _unknown(str(fault))
-    subject = subject_of(model)
+        return _unknown(str(fault), fault.action)
+    subject.clock = clock
     with subject.restored(), torch.random.fork_rng(devices=[]):
-        analysis = _analyse(subject, feed, seconds)
+        analysis = _analyse(subject, feed)
         if not analysis.feeds:
-            return _unknown(analysis.failed or "the model does not run")
-        found = _search(subject, feed, analysis, seconds)
+            return _unknown(analysis.failed or "the model does not run", analysis.action)
+        found = _search(subject, feed, analysis)
         joined = _joined(subject, analysis, found)
         subject.place(wide=False)
-        return with_second(joined, second_reading(subject.function, _for_second(feed, analysis), subject.addresses()))
+        return with_second(
+            joined, second_reading(subject.function, _for_second(feed, analysis), subject.addresses(), clock)
+        )
 
 
 def _for_second(given: Feed, analysis: _Analysis) -> Iterator[Feed]:
@@ -100,27 +112,37 @@ def _for_second(given: Feed, analysis: _Analysis) -> Iterator[Feed]:
     yield from analysis.feeds
 
 
-def _analyse(subject: Subject, given: Feed, seconds: float) -> _Analysis:
+def _analyse(subject: Subject, given: Feed) -> _Analysis:
     made = _Analysis([], [], {})
-    begun = time.monotonic()
+    try:
+        _at_sizes(subject, given, made)
+    except TimeIsUp:
+        if not made.feeds:
+            made.failed, made.action = f"{_over(subject.clock)} before it was run at any size", MORE_TIME
+    return made
+
+
+def _at_sizes(subject: Subject, given: Feed, made: _Analysis) -> None:
     subject.draw(1.0, 1.0, 7)
     for rows, length in _sizes(given):
         if _try(subject, given, rows, length, made):
             break
     if not made.feeds:
-        return made
+        return
     first = made.feeds[0]
     made.vocabulary = _vocabulary(given, made.notes())
     span = max((s for s in made.notes().spans if s <= _LONGEST // 2), default=0)
     for length in (2 * span + 3, first.length + 5, 2 * first.length, 3 * first.length):
-        if len(made.relations) >= 3 or time.monotonic() - begun > seconds:
+        if len(made.relations) >= 3 or subject.clock.passed > ANALYSIS:
             break
         if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
             _try(subject, given, first.rows, length, made)
-    quick = time.monotonic() - begun < seconds / 2
-    if quick and (given.rows, given.length) != (first.rows, first.length) and given.rows * given.length <= 256:
+    if (
+        subject.clock.passed < ANALYSIS
+        and (given.rows, given.length) != (first.rows, first.length)
+        and given.rows * given.length <= 256
+    ):
         _try(subject, given, given.rows, given.length, made)
-    return made
 
 
 def _sizes(given: Feed) -> list[tuple[int, int]]:
@@ -149,19 +171,21 @@ def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis)
         except Exception as fault:  # whatever the user's model raises
             subject.wide = not made.feeds or made.feeds[0] is feed
             made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
+            made.action = action_of(fault)
             return False
     subject.notice_writes()
     for candidates in (True, False):
         subject.place(wide=False)
         torch.manual_seed(0)
         try:
-            relation = relate(subject.function, feed, subject.addresses(), candidates)
+            with subject.clock.run(f"the analysis, on {rows} rows of {length}", least=True):
+                relation = relate(subject.function, feed, subject.addresses(), candidates)
+        except Unfit as fault:
+            made.failed, made.action = str(fault), fault.action
+            return False
         except Exception as fault:  # of the user's model, whose ops may do anything; it becomes UNKNOWN
             made.failed = f"the analysis stopped: {type(fault).__name__}: {fault}"
             continue
-        if not relation.outputs:
-            made.failed = "no output has the rows and positions of the input"
-            return False
         made.relations.append(relation)
         break
     made.feeds.append(feed)
@@ -172,12 +196,16 @@ def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
     """By leaf: below which number its tokens are, as the tables that they read say."""
     made = {}
     for number, leaf in enumerate(given.leaves):
-        if leaf.role is Role.TOKENS and not leaf.value.is_floating_point() and leaf.value.numel():
+        if leaf.role is Role.TOKENS and not _is_real(leaf.value) and leaf.value.numel():
             most = int(leaf.value.max())
             fitting = [rows for rows in notes.rows if rows > most]
             if fitting:
                 made[number] = min(fitting)
     return made
+
+
+def _is_real(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _whole(subject: Subject, given: Feed, analysis: _Analysis) -> list[Feed]:
@@ -187,27 +215,35 @@ def _whole(subject: Subject, given: Feed, analysis: _Analysis) -> list[Feed]:
     return [] if large or any((f.rows, f.length) == size for f in analysis.feeds) else [given]
 
 
-def _search(subject: Subject, given: Feed, analysis: _Analysis, seconds: float) -> Found:
+def _search(subject: Subject, given: Feed, analysis: _Analysis) -> Found:
     notes = analysis.notes()
     numbers = sorted(notes.numbers, key=abs)[:6]
     flags = analysis.flags()
     seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
     search = Search(subject, [*analysis.feeds, *_whole(subject, given, analysis)], analysis.vocabulary, numbers, seen)
     strong = not any(True for _ in notes.assumptions)
-    search.look(frozenset(), Effort(60, seconds / 4, strong))
-    wanted = frozenset(flags) - search.found.leaks.keys()
-    if notes.chosen or notes.reads or not analysis.relations or notes.unknown:
-        wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
-    if wanted - search.found.leaks.keys():
-        pairs = 500 if flags.keys() - search.found.leaks.keys() or not analysis.relations else 200
-        search.look(frozenset(wanted), Effort(pairs, seconds, strong))
+    with contextlib.suppress(TimeIsUp):
+        _look(search, flags, notes, analysis, strong)
     for kind, case in list(search.found.leaks.items()):
         search.found.leaks[kind] = search.smallest(case)
     return search.found
 
 
+def _look(search: Search, flags: dict[str, Flag], notes: Notes, analysis: _Analysis, strong: bool) -> None:
+    clock = search.subject.clock
+    search.look(frozenset(), Effort(60, min(clock.seconds / 4, clock.left), strong))
+    wanted = frozenset(flags) - search.found.leaks.keys()
+    if notes.chosen or notes.reads or not analysis.relations or notes.unknown:
+        wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
+    if wanted - search.found.leaks.keys():
+        pairs = 500 if flags.keys() - search.found.leaks.keys() or not analysis.relations else 200
+        search.look(frozenset(wanted), Effort(pairs, clock.left, strong))
+
+
 def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     flags, notes = analysis.flags(), analysis.notes()
+    if subject.clock.late and found.tests < LEAST and not found.leaks:
+        return _unknown(f"{_over(subject.clock)} after {found.tests} pairs of runs", MORE_TIME)
     leaks = set(found.leaks)
     rounding = set()
     for kind, flag in flags.items():
@@ -218,16 +254,18 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
         elif not _cancels(subject, notes, found):
             leaks.add(kind)
     assumptions = list(notes.assumptions)
+    for name in analysis.feeds[0].guessed:
+        assumptions.append(f"'{name}', which held nothing but zeros and ones and was not varied, tells no token")
     if notes.reads and not found.other_path:
         place = notes.reads[0].place
         where = f"{place.file}:{place.line}" if place.file else "the model"
         assumptions.append(f"control flow that depends on values goes as in the runs made ({where})")
     witnesses = tuple(_witness(subject, case) for _, case in sorted(found.leaks.items()))
-    reason = ""
+    reason = action = ""
     if leaks:
         verdict = Verdict.LEAK
     elif not analysis.relations:
-        verdict, reason = Verdict.UNKNOWN, analysis.failed
+        verdict, reason, action = Verdict.UNKNOWN, analysis.failed, analysis.action
     elif notes.unknown:
         verdict, reason = Verdict.UNKNOWN, "no rule for " + ", ".join(sorted(notes.unknown))
     elif assumptions:
@@ -237,7 +275,7 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     else:
         verdict = Verdict.CAUSAL
     lengths = tuple(sorted({r.length for r in analysis.relations}))
-    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests)
+    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, action, lengths, found.tests)
     return findings_of(made, flags, notes)
 
 
@@ -253,6 +291,7 @@ def _cancels(subject: Subject, notes: Notes, found: Found) -> bool:
 
 def _witness(subject: Subject, case: Case) -> Witness:
     op, place = where_it_enters(subject, case)
+    subject.clock = Clock()  # what was found is shown, however late it is
     subject.draw(*case.weights)
     row, time = case.output
     shown: list[tuple[float, ...]] = []
@@ -286,5 +325,9 @@ def _tokens(case: Case, value: Any) -> tuple[Any, ...]:
     return tuple(row.reshape(row.shape[0], -1)[:, 0].tolist())
 
 
-def _unknown(reason: str) -> Judgement:
-    return findings_of(Judgement(Verdict.UNKNOWN, frozenset(), reason=reason), {}, Notes())
+def _unknown(reason: str, action: str = "") -> Judgement:
+    return findings_of(Judgement(Verdict.UNKNOWN, frozenset(), reason=reason, action=action), {}, Notes())
+
+
+def _over(clock: Clock) -> str:
+    return f"its {clock.seconds:g} seconds, and as many again, were over"

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from meshwright.compiler.causality.feed import Feed
+from meshwright.compiler.causality.fitting import no_output
 
 _FIELDS = ("logits", "last_hidden_state", "prediction_logits", "hidden_states", "sample")
 
@@ -33,6 +34,17 @@ def token_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
             made.append(TokenOutput(name or "output", value, offset))
     exact = [o for o in made if o.offset == 0 and o.value.shape[feed.time_dim] == feed.length]
     return exact or made
+
+
+def required_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
+    """The same; Unfit is raised where there is none."""
+    made = token_outputs(returned, feed)
+    if not made:
+        found: list[tuple[str, Tensor]] = []
+        _collect(returned, "", found)
+        shapes = [tuple(value.shape) for _, value in found]
+        raise no_output(shapes, feed.rows, feed.length, feed.batch_dim, feed.time_dim)
+    return made
 
 
 def _offset(value: Tensor, feed: Feed) -> int | None:

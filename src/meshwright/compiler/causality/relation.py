@@ -14,7 +14,7 @@ from torch import Tensor
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.interpreter import Interpreter, Notes
 from meshwright.compiler.causality.memory import Memory
-from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.outputs import required_outputs
 from meshwright.compiler.causality.reading import Reading
 from meshwright.compiler.causality.shadow import Shadow
 from meshwright.compiler.causality.words import BITS, any_over, members, single, unpack, width_of
@@ -74,7 +74,8 @@ def plainly() -> Iterator[None]:
 
 
 def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], all_candidates: bool = True) -> Relation:
-    """Run with shadows. ``weights`` are addresses of storages that are never known. Raises what the model raises."""
+    """Run with shadows. ``weights`` are addresses of storages that are never known. Raises what the model raises, and
+    Unfit where it returns nothing of tokens."""
     bits = _bits(feed)
     free = int(bits.max()) + 1 + feed.rows
     width = width_of(free + MOST_UNKNOWN)
@@ -90,7 +91,7 @@ def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], al
         returned = call_with(function, feed.filled(values))
     interpreter.notes.foreign = memory.foreign
     relation = Relation(feed.rows, feed.length, notes=interpreter.notes)
-    for output in token_outputs(returned, feed):
+    for output in required_outputs(returned, feed):
         shadow = interpreter.listings.settle(memory.read(output.value), output.value)
         relation.outputs += 1
         if shadow.deps is not None:

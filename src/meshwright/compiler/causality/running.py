@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.feed import Feed, Role, call_with
+from meshwright.compiler.causality.fitting import Unfit
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reaching import modules_in
 from meshwright.compiler.causality.reading import READS
@@ -60,6 +62,7 @@ class Subject:
     """The tensors of the parameters as given; empty where there are too many to copy."""
     buffers: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
     wide: bool = True
     """Whether runs are in float64."""
     writes: bool = False
@@ -120,9 +123,10 @@ class Subject:
                     buffer.copy_(kept)
 
     def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
-        """One run. Raises what the model raises."""
+        """One run. Raises what the model raises, and TimeIsUp if it is too late for one."""
         read: list[str] = []
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.clock.run(f"the model, on {feed.rows} rows of {feed.length}", least=True))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.manual_seed(0)
             stack.enter_context(plainly())
@@ -169,7 +173,9 @@ def _spread(own: Tensor) -> float:
 
 
 def subject_of(model: Callable[..., Any]) -> Subject:
-    """A model or a function, with what modules it holds."""
+    """A model or a function, with what modules it holds. Raises Unfit where it cannot be called or has no weights."""
+    if not callable(model):
+        raise Unfit(f"the model is of type {type(model).__name__}, which cannot be called", "give an nn.Module")
     function = model
     if isinstance(model, nn.Module):
         small = sum(p.numel() for p in model.parameters()) <= _MOST_WEIGHTS
@@ -189,6 +195,9 @@ def subject_of(model: Callable[..., Any]) -> Subject:
                 seen.add(id(buffer))
                 made.buffers.append(buffer)
                 made.kept.append(buffer.detach().clone())
+    if any(tensor.is_meta for tensor in (*made.parameters, *made.buffers)):
+        action = "give it weights: model.to_empty(device='cpu'), and values"
+        raise Unfit("the model's weights are on the meta device and have no values", action)
     if sum(p.numel() for p in made.parameters) <= _MOST_WEIGHTS:
         made.own = [p.data for p in made.parameters]
     return made

@@ -209,6 +209,8 @@ class Search:
         return case
 
     def _again(self, case: Case) -> Case | None:
+        if self.subject.clock.late:
+            return None
         self.subject.draw(*case.weights)
         try:
             a, b = self.subject.run(case.feed, case.values_a), self.subject.run(case.feed, case.values_b)

@@ -77,6 +77,8 @@ class Judgement:
     findings: tuple[Diagnostic, ...] = ()
     reason: str = ""
     """Why the verdict is UNKNOWN."""
+    action: str = ""
+    """What to do about that."""
     lengths: tuple[int, ...] = ()
     """The lengths at which the analysis was made."""
     tests: int = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,7 +13,17 @@ from meshwright.compiler.drift.step import Step
 from meshwright.compiler.numerics.error_model import UNIT
 
 
-def unlike(first: Step, second: Step) -> tuple[str, str] | None:
+@dataclass(frozen=True)
+class Unlike:
+    """Both sides of what differs in the arguments of an op. ``form``: in which dims it works, or to which shape; else
+    it is a number or a table."""
+
+    training: str
+    evaluation: str
+    form: bool = False
+
+
+def unlike(first: Step, second: Step) -> Unlike | None:
     """Both sides of what differs in the arguments of an op; None if nothing does, or what was given does already."""
     shapes = [[o.shape for o in s.operands] for s in (first, second)]
     for i, (a, b) in enumerate(zip(*shapes, strict=False)):
@@ -20,20 +33,22 @@ def unlike(first: Step, second: Step) -> tuple[str, str] | None:
     # a variant of the op may tell what it is to do by other arguments
     numbers = [[n for n in s.numbers if not isinstance(n, str)] for s in (first, second)]
     if first.op == second.op and not _alike(numbers[0], numbers[1]):
-        return f"{first.op} with {_told(numbers[0])}", f"with {_told(numbers[1])}"
+        floats = [[n for n in side if isinstance(n, float)] for side in numbers]
+        form = _alike(*floats)
+        return Unlike(f"{first.op} with {_told(numbers[0])}", f"with {_told(numbers[1])}", form)
     for i in sorted(first.constants.keys() & second.constants.keys()):
         a, b = first.constants[i], second.constants[i]
         far = apart(a, b)
         if a.shape != b.shape or (far or 0.0) > _resolution(a, b):
-            return f"{first.op} with the constant {_shown(a, b)}", _shown(b, a)
+            return Unlike(f"{first.op} with the constant {_shown(a, b)}", _shown(b, a))
     if len(first.results) == len(second.results) and not first.chosen:
         for one, other in zip(first.results, second.results, strict=True):
             if one.shape != other.shape:
-                return f"{first.op} to shape {list(one.shape)}", f"to shape {list(other.shape)}"
+                return Unlike(f"{first.op} to shape {list(one.shape)}", f"to shape {list(other.shape)}", True)
     return None
 
 
-def _alike(a: list[object], b: list[object]) -> bool:
+def _alike(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(x == y or (x != x and y != y) for x, y in zip(a, b, strict=True))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.feed import Feed, Unfit
+from meshwright.compiler.causality.clock import OVER, TimeIsUp
+from meshwright.compiler.causality.feed import Feed, Unfit, call_with
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.drift.cached import Caching, as_keywords, caching_of, visible
@@ -55,6 +56,8 @@ def decode(stand: Stand, feed: Feed) -> Decoded:
     }
     try:
         whole = _whole(stand, feed)
+    except TimeIsUp:
+        return Decoded(None, (), (f"decoding: {OVER}",))
     except Exception as fault:  # whatever the user's model raises
         return Decoded(None, (), (f"decoding: the model does not run in evaluation: {_told(fault)}",))
     findings: list[Diagnostic] = []
@@ -65,6 +68,8 @@ def decode(stand: Stand, feed: Feed) -> Decoded:
             error, first = _compare(stand, feed, caching, whole, ends)
         except Unfit as fault:
             return Decoded(worst, tuple(findings), (*skipped, f"decoding: {fault}"))
+        except TimeIsUp:
+            return Decoded(worst, tuple(findings), (*skipped, f"decoding {how}: {OVER}"))
         except Exception as fault:  # whatever the user's model raises
             skipped.append(f"decoding {how}: the model does not run: {_told(fault)}")
             continue
@@ -79,7 +84,7 @@ def _whole(stand: Stand, feed: Feed) -> Ran:
     values = stand.inputs([leaf.value for leaf in feed.leaves], True)
 
     def call(function: Callable[..., Any]) -> Any:
-        return function(**as_keywords(function, feed, values, 0, feed.length))
+        return call_with(function, as_keywords(function, feed, values, 0, feed.length))
 
     return stand.run(call, values, lambda r: [_logits(r, feed, feed.length)], training=False, wide=True, budget=BUDGET)
 
@@ -95,7 +100,7 @@ def _logits(returned: Any, feed: Feed, length: int) -> Tensor:
 def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[int]) -> tuple[float, _Apart | None]:
     """The largest difference, and the first position that has one."""
     expected = _logits(whole.returned, feed, feed.length)
-    size = float(expected.abs().max()) or 1.0
+    size = float(torch.where(torch.isfinite(expected), expected, 0.0).abs().max()) or 1.0
     seen = visible(feed)
     worst, first = 0.0, None
     with stand.as_given(False, True):
@@ -106,8 +111,11 @@ def _compare(stand: Stand, feed: Feed, caching: Caching, whole: Ran, ends: list[
             if cache is None:
                 raise Unfit(f"the model returns no '{caching.name}'")
             got = _logits(ran.returned, feed, end - start)
-            far = (got - expected[:, start:end]).abs().reshape(feed.rows, end - start, -1).amax(-1) / size
-            far = torch.where(seen[:, start:end], far.nan_to_num(nan=1.0), 0.0).amax(0)
+            wanted = expected[:, start:end]
+            same = torch.isfinite(got) == torch.isfinite(wanted)
+            far = torch.where(same, (got - wanted).abs().nan_to_num(nan=0.0), size)
+            far = far.reshape(feed.rows, end - start, -1).amax(-1) / size
+            far = torch.where(seen[:, start:end], far, 0.0).amax(0)
             worst = max(worst, float(far.max()))
             if first is None and worst > TOLERANCE:
                 position = start + int((far > TOLERANCE).nonzero()[0])
@@ -125,7 +133,7 @@ def _piece(stand: Stand, feed: Feed, caching: Caching, cache: Any, start: int, e
             given["use_cache"] = True
         if cache is not None:
             given[caching.name] = cache
-        return function(**given)
+        return call_with(function, given)
 
     return stand.go(call, values, lambda r: [_logits(r, feed, end - start)], training=False, wide=True, budget=BUDGET)
 

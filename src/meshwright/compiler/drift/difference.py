@@ -12,7 +12,9 @@ KINDS = {
     "E0771": "evaluation computes with other ops than training",
     "E0772": "evaluation adds up in another way than training",
     "E0773": "a constant is another one in evaluation than in training",
+    "E0785": "what training draws by chance is on average another value than evaluation uses",
     "W0774": "training normalises by statistics of the batch, evaluation by running ones",
+    "W0785": "ops that one of training and evaluation alone has change nothing on this batch",
 }
 """What a difference is, by code."""
 ACTIONS = {
@@ -20,7 +22,9 @@ ACTIONS = {
     "E0771": "compute the same in both modes, or make sure that the difference is meant",
     "E0772": "reduce over the same dims in both modes, or hold both to the tolerance of their rounding",
     "E0773": "take the constant from the configuration, for both modes",
+    "E0785": "divide what is kept by the probability to keep it, as torch.nn.Dropout does",
     "W0774": "evaluate with statistics that have settled, or normalise each row by itself",
+    "W0785": "compute the same in both modes, or give a batch on which they matter",
 }
 """What can be done, by code."""
 
@@ -47,7 +51,7 @@ class Difference:
         notes = [f"in training: {self.training}", f"in evaluation: {self.evaluation}"]
         error = max((e for _, e in self.at), default=0.0)
         if self.why:
-            notes.append(f"{self.why}: relative error {error:.1e} at the op")
+            notes.append(f"{self.why}: relative error {error:.1e} at the op" if self.at else self.why)
         notes.append(f"predicted relative error of the logits: {self.predicted:.1e}")
         place = replace(self.place, module=self.module)
         return Diagnostic(self.code, KINDS[self.code], place, ACTIONS[self.code], tuple(notes))

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.clock import OVER, Clock, TimeIsUp
 from meshwright.compiler.causality.feed import Feed, Unfit, call_with, read_feed
-from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.fitting import action_of
+from meshwright.compiler.causality.outputs import required_outputs, token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
 from meshwright.compiler.drift.aligning import apart
-from meshwright.compiler.drift.carrying import Disturbing
+from meshwright.compiler.drift.carrying import Changing, disturbing
+from meshwright.compiler.drift.chance import LEAST, Noise, averages, told_of
 from meshwright.compiler.drift.decoding import Decoded, decode
-from meshwright.compiler.drift.difference import Difference
+from meshwright.compiler.drift.difference import Difference, joined
 from meshwright.compiler.drift.lengths import Compared, compare_lengths
 from meshwright.compiler.drift.modes import Modes, differences
 from meshwright.compiler.drift.recorder import BUDGET
@@ -26,20 +30,31 @@ _CARRIED = 24
 """Findings whose error is carried to the logits by a run of its own; of any further one it is taken as it is."""
 
 
-def drift(model: Callable[..., Any], batch: Any, *, batch_dim: int | None = 0, time_dim: int = 1) -> Drift:
+def drift(
+    model: Callable[..., Any], batch: Any, *, batch_dim: int | None = 0, time_dim: int = 1, seconds: float = 60.0
+) -> Drift:
     """Compare a model in training with itself in evaluation, with a cache, and at another length.
 
     ``model`` is an ``nn.Module``, or a function of tensors that closes over one; it is left as it was. ``batch`` is a
     tensor, a tuple of positional arguments, or a dict of keyword arguments, with the dims ``batch_dim`` and
-    ``time_dim``. Dropout is off in all runs. Never raises for what the model does: what cannot be run is told as
-    E0777, with the reason.
+    ``time_dim``. Dropout is off in all runs. ``seconds`` bounds the comparisons, between runs of the model: what there
+    is no time for is in ``skipped``. Never raises for what the model does, nor for a batch or dims that do not fit:
+    what cannot be run is told as E0777, with the reason.
     """
+    return drift_within(Clock(seconds), model, batch, batch_dim, time_dim)
+
+
+def drift_within(clock: Clock, model: Callable[..., Any], batch: Any, batch_dim: int | None, time_dim: int) -> Drift:
+    """The same, in the time that a clock says."""
     try:
         feed = read_feed(model, batch, batch_dim, time_dim, None)
+        with standing(model, clock) as stand:
+            return _of(stand, feed)
     except Unfit as fault:
-        return _unknown(str(fault))
-    with standing(model) as stand:
-        return _of(stand, feed)
+        return _unknown(str(fault), fault.action)
+    except TimeIsUp:
+        action = "give it more seconds, or a smaller model or batch"
+        return _unknown(f"its {clock.seconds:g} seconds were over before it had run in both modes", action)
 
 
 def _of(stand: Stand, feed: Feed) -> Drift:
@@ -51,10 +66,11 @@ def _of(stand: Stand, feed: Feed) -> Drift:
             except Exception as fault:  # whatever the user's model raises
                 mode = "training" if training else "evaluation"
                 told = str(fault).strip().splitlines()[0][:200] if str(fault).strip() else ""
-                return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}")
-    outputs = {which: _outputs(ran.returned, feed) for which, ran in runs.items()}
-    if not outputs[True, True] or not outputs[False, True]:
-        return _unknown("nothing that the model returns has the positions of its input")
+                return _unknown(f"the model does not run in {mode}: {type(fault).__name__}: {told}", action_of(fault))
+    outputs = {which: [o.value for o in required_outputs(ran.returned, feed)] for which, ran in runs.items()}
+    for wide in (True, False):
+        if not any(bool(torch.isfinite(value).any()) for value in outputs[False, wide]):
+            return _unknown("no number that the model returns is finite", "give weights and a batch of finite numbers")
     modes = Modes(
         runs[True, False].trace,
         runs[False, False].trace,
@@ -62,11 +78,13 @@ def _of(stand: Stand, feed: Feed) -> Drift:
         runs[False, True].trace.by_key(),
         _apart(outputs[True, True], outputs[False, True]) or 0.0,
     )
-    found, noise = differences(modes)
+    found, noise, noises = differences(modes)
     found = [
         _carried(stand, feed, one, outputs[False, True]) if i < _CARRIED else _plainly(one)
         for i, one in enumerate(found)
     ]
+    biased, uncompared = _biased(stand, feed, noises, outputs[False, True])
+    found, noise = [*found, *biased], [*noise, *uncompared]
     chance = _in_evaluation(modes)
     if chance:
         why = "evaluation draws by chance, so that no two runs of it agree"
@@ -86,7 +104,7 @@ def _of(stand: Stand, feed: Feed) -> Drift:
     )
 
 
-def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = None) -> Ran:
+def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = None, seed: int = 0) -> Ran:
     values = stand.inputs([leaf.value for leaf in feed.leaves], wide)
 
     def call(function: Callable[..., Any]) -> Any:
@@ -100,6 +118,8 @@ def _run(stand: Stand, feed: Feed, training: bool, wide: bool, disturbed: Any = 
         wide=wide,
         budget=BUDGET if wide and disturbed is None else 0,
         around=disturbed,
+        least=disturbed is None and not seed,
+        seed=seed,
     )
 
 
@@ -120,10 +140,35 @@ def _carried(stand: Stand, feed: Feed, one: Difference, expected: list[Tensor]) 
     if not errors:
         return one
     try:
-        ran = _run(stand, feed, False, True, lambda where: Disturbing(where, errors))
+        ran = _run(stand, feed, False, True, lambda where: disturbing(where, errors))
+    except TimeIsUp:
+        return _plainly(one)
     except Exception:  # of the user's model: an index or a size that the noise has made impossible
         return _plainly(one)
     return replace(one, predicted=_apart(_outputs(ran.returned, feed), expected) or 0.0)
+
+
+def _biased(
+    stand: Stand, feed: Feed, noises: list[Noise], expected: list[Tensor]
+) -> tuple[list[Difference], list[str]]:
+    """What training draws by chance, where its average does something else to the logits; and what was not compared."""
+    found = []
+    try:
+        made = averages(noises, lambda seed: _run(stand, feed, True, True, seed=seed).trace.by_key()) if noises else {}
+        for number, average in made.items():
+            noise = noises[number]
+            changes = {noise.evaluation: average.of}
+            ran = _run(stand, feed, False, True, lambda where, c=changes: Changing(where, c))
+            predicted = _apart(_outputs(ran.returned, feed), expected) or 0.0
+            if predicted > LEAST:
+                step = noise.result
+                sides = told_of(noise)
+                found.append(Difference("E0785", step.place, step.module, *sides, (), average.told, predicted))
+    except TimeIsUp:
+        return found, [f"the average of what training draws by chance: {OVER}"]
+    except Exception as fault:  # whatever the user's model raises with other draws
+        return found, [f"the average of what training draws by chance: {type(fault).__name__}"]
+    return joined(found), []
 
 
 def _plainly(one: Difference) -> Difference:
@@ -145,6 +190,6 @@ def _in_evaluation(modes: Modes) -> dict[tuple[str, int], Diagnostic]:
     return made
 
 
-def _unknown(reason: str) -> Drift:
-    action = "give a batch that the model takes, and say its dims"
+def _unknown(reason: str, action: str = "") -> Drift:
+    action = action or "give a batch that the model takes, and say its dims"
     return Drift((Diagnostic(UNKNOWN, f"drift is not known: {reason}", None, action),))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.clock import OVER, TimeIsUp
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, call_with
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.diagnostics import Diagnostic
@@ -45,6 +46,8 @@ def compare_lengths(stand: Stand, feed: Feed) -> Compared:
         other = _run(stand, _later_changed(feed, short), 0)
         if relative(_output(other, feed)[:, :short], expected) > TOLERANCE:
             return Compared(None, (), ("lengths: outputs depend on later tokens, and so on how many there are",))
+    except TimeIsUp:
+        return Compared(None, (), (f"lengths: {OVER}",))
     except Exception as fault:  # whatever the user's model raises
         told = str(fault).strip().splitlines()[0][:160] if str(fault).strip() else ""
         return Compared(None, (), (f"lengths: a prefix cannot be run alone: {type(fault).__name__}: {told}",))
@@ -66,9 +69,12 @@ def compare_lengths(stand: Stand, feed: Feed) -> Compared:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the largest element."""
-    size = float(b.abs().max()) or 1.0
-    return float((a - b).abs().nan_to_num(nan=0.0).max()) / size
+    """The largest difference relative to the largest element, of finite ones; infinite where one side alone is."""
+    fine = torch.isfinite(b)
+    if not torch.equal(fine, torch.isfinite(a)):
+        return float("inf")
+    size = float(torch.where(fine, b, 0.0).abs().max()) or 1.0
+    return float(torch.where(fine, a - b, 0.0).abs().max()) / size
 
 
 def prefix_of(feed: Feed, length: int) -> Feed:

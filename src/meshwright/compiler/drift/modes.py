@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.drift.aligning import Block, Pair, align, apart
 from meshwright.compiler.drift.arguments import listed, unlike
+from meshwright.compiler.drift.chance import Noise, noise_of
 from meshwright.compiler.drift.difference import Difference, joined
-from meshwright.compiler.drift.rounding import error_of_block, error_of_dtype, narrower
+from meshwright.compiler.drift.rejoining import after
+from meshwright.compiler.drift.rounding import error_of_block, error_of_dtype, error_of_step, narrower
 from meshwright.compiler.drift.step import Key, Step, Trace
 from meshwright.compiler.drift.verdict import TOLERANCE
 from meshwright.compiler.numerics.error_model import UNIT, one_rounding
@@ -38,17 +40,19 @@ class Modes:
         return apart(first.value, second.value) if first and second else None
 
 
-def differences(modes: Modes) -> tuple[list[Difference], list[str]]:
+def differences(modes: Modes) -> tuple[list[Difference], list[str], list[Noise]]:
     """All of them in the order of the run, and what is told beside: what training draws by chance."""
     aligned = align(modes.training.computing(), modes.evaluation.computing())
     found: list[Difference] = []
     noise: list[str] = []
     drawn: set[int] = set()
+    noises: list[Noise] = []
     region: list[Pair] = []
     for number, one in enumerate(aligned):
         if isinstance(one, Block):
             chance = _by_chance(one, drawn)
             if chance is not None:
+                noises.extend(filter(None, [noise_of(one, modes.training, aligned, drawn)]))
                 noise.append(f"what training draws by chance at {chance.place.file}:{chance.place.line}")
             else:
                 _block(modes, aligned, number, found)
@@ -59,7 +63,7 @@ def differences(modes: Modes) -> tuple[list[Difference], list[str]]:
     found = [*_of_dtypes(modes, region), *found]
     if not found:
         found.extend(_of_casts(modes))
-    return joined(found), noise
+    return joined(found), noise, noises
 
 
 def _of_pair(modes: Modes, aligned: list[Pair | Block], number: int, pair: Pair) -> list[Difference]:
@@ -70,8 +74,8 @@ def _of_pair(modes: Modes, aligned: list[Pair | Block], number: int, pair: Pair)
     sides = unlike(first, second)
     if sides is None:
         return []
-    code = "E0772" if _is_reduction(first) else "E0773"
-    return [_structural(modes, aligned, number, code, *sides)]
+    code = "E0772" if _is_reduction(first) and sides.form else "E0773"
+    return [_structural(modes, aligned, number, code, sides.training, sides.evaluation)]
 
 
 def _of_dtypes(modes: Modes, region: list[Pair]) -> list[Difference]:
@@ -134,20 +138,25 @@ def _block(modes: Modes, aligned: list[Pair | Block], number: int, found: list[D
     extra += [s for s in block.second if (s.name, s.place.file, s.place.line) not in ours]
     if not extra:
         return  # the other run has them as well, of constants: running statistics
-    before, after = _around(modes, aligned, number)
+    around = _around(modes, aligned, number)
+    before, behind = around.before, around.after
     told = (listed(block.first), listed(block.second))
     if any(s.random for s in block.second):
         told = (told[0], f"{told[1]}, which draws by chance")
     place, module = _place(block)
-    same = after <= max(TOLERANCE, 2 * before)
-    sums = any(_is_reduction(s) or "attention" in s.name for s in (*block.first, *block.second))
+    if not (block.first and block.second) and before == behind == 0 and not any(s.random for s in block.second):
+        found.append(Difference("W0785", place, module, *told, ()))
+        return
+    same = behind <= max(TOLERANCE, 2 * before) or around.joined <= TOLERANCE
+    near = [block] if behind <= TOLERANCE else [one for one in aligned if isinstance(one, Block)]
+    sums = any(_is_reduction(s) or "attention" in s.name for b in near for s in (*b.first, *b.second))
     key = _key_after(aligned, number, block)
     if same:
         error = error_of_block(block)
         code = "E0772" if sums else "E0771"
         why = "the same in float64; by rounding"
     else:
-        error = math.sqrt(max(0.0, after**2 - before**2))
+        error = math.sqrt(max(0.0, behind**2 - before**2))
         code, why = "E0771", "measured in float64"
     if any(s.number in modes.training.statistics and _is_reduction(s) for s in block.first):
         code = "W0774"
@@ -161,20 +170,38 @@ def _structural(
     """A difference that is none of rounding: its error is what it makes at the op in float64."""
     pair = aligned[number]
     assert isinstance(pair, Pair)
-    before, _ = _around(modes, aligned, number)
+    around = _around(modes, aligned, number)
+    why = "measured in float64"
     # a mask or an index cannot be disturbed: the first number that comes of it can
     later = ((p, modes.distance(p)) for p in aligned[number:] if isinstance(p, Pair) and p.second.dtype)
     carrier = next(((p, far) for p, far in later if far), None)
-    at = ((carrier[0].second.key, math.sqrt(max(0.0, carrier[1] ** 2 - before**2))),) if carrier else ()
-    why = "measured in float64"
+    at = ((carrier[0].second.key, math.sqrt(max(0.0, carrier[1] ** 2 - around.before**2))),) if carrier else ()
+    if around.joined <= TOLERANCE:
+        at, why = ((pair.second.key, error_of_step(pair.second)),), "the same in float64; by rounding"
     return Difference(code, pair.second.place, pair.second.module, training, evaluation, at, why)
 
 
-def _around(modes: Modes, aligned: list[Pair | Block], number: int) -> tuple[float, float]:
-    """How far apart the runs are before an entry and after it, at the nearest ops that can be compared."""
+@dataclass(frozen=True)
+class _Around:
+    """How far apart the runs are about an entry, at the nearest ops that can be compared."""
+
+    before: float
+    after: float
+    """At the first op that it leads to."""
+    joined: float
+    """Where they are nearest, of the ops that all goes through which the entry leads to."""
+
+
+def _around(modes: Modes, aligned: list[Pair | Block], number: int) -> _Around:
     back = (modes.distance(p) for p in reversed(aligned[:number]) if isinstance(p, Pair))
-    on = (modes.distance(p) for p in aligned[number + 1 :] if isinstance(p, Pair))
-    return next((d for d in back if d is not None), 0.0), next((d for d in on if d is not None), modes.end)
+    led, through = after(aligned, number, modes.training, modes.evaluation)
+    on = (modes.distance(p) for p in led)
+    joined = [d for d in (modes.distance(p) for p in through) if d is not None]
+    return _Around(
+        next((d for d in back if d is not None), 0.0),
+        next((d for d in on if d is not None), modes.end),
+        min([*joined, modes.end]),
+    )
 
 
 def _key_after(aligned: list[Pair | Block], number: int, block: Block | None) -> Key | None:

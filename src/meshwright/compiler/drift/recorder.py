@@ -78,6 +78,8 @@ class Where:
         handles: list[Any] = []
         for root in modules:
             for path, module in root.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # it takes no hooks: its ops are those of the module around it
                 handles.append(module.register_forward_pre_hook(self._entering(path)))
                 handles.append(module.register_forward_hook(self._leaving, always_call=True))
         return handles
@@ -211,7 +213,8 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _operand(tensor: Tensor) -> Operand:
-    return Operand(short_name(tensor.dtype), tuple(tensor.shape), tensor.is_floating_point())
+    ordered = tensor.is_contiguous()
+    return Operand(short_name(tensor.dtype), tuple(tensor.shape), tensor.is_floating_point(), ordered)
 
 
 def _tells(value: Any) -> bool:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.running import Subject, subject_of
 from meshwright.compiler.causality.widening import Widen, widened
@@ -71,13 +72,18 @@ class Stand:
         wide: bool,
         budget: int = 0,
         around: Callable[[Where], contextlib.AbstractContextManager[Any]] | None = None,
+        least: bool = False,
+        seed: int = 0,
     ) -> Ran:
-        """One run. ``call`` is given the model; ``outputs`` says what counts of that which it returns.
+        """One run. ``call`` is given the model; ``outputs`` says what counts of that which it returns. ``least``: a
+        run without which nothing can be said; ``seed``: that of what the model draws by chance.
 
-        Raises what the model raises.
+        Raises what the model raises, and TimeIsUp if it is too late for a run.
         """
-        with self.as_given(training, wide):
-            return self.go(call, variables, outputs, training=training, wide=wide, budget=budget, around=around)
+        with self.as_given(training, wide, seed):
+            return self.go(
+                call, variables, outputs, training=training, wide=wide, budget=budget, around=around, least=least
+            )
 
     def go(
         self,
@@ -89,6 +95,7 @@ class Stand:
         wide: bool,
         budget: int = 0,
         around: Callable[[Where], contextlib.AbstractContextManager[Any]] | None = None,
+        least: bool = False,
     ) -> Ran:
         """One call among several in :meth:`as_given`, which may keep state from one to the next."""
         where = Where()
@@ -101,6 +108,7 @@ class Stand:
                     stack.enter_context(Widen())  # type: ignore[no-untyped-call]  # torch leaves it without types
                 if without is not None:
                     stack.enter_context(without)
+                stack.enter_context(self.subject.clock.run("drift: the model, on the batch as given", least=least))
                 stack.enter_context(recorder if around is None else around(where))
                 returned = call(self.subject.function)
             trace = recorder.end(outputs(returned))
@@ -112,7 +120,7 @@ class Stand:
         return Ran(returned, trace)
 
     @contextlib.contextmanager
-    def as_given(self, training: bool, wide: bool) -> Iterator[None]:
+    def as_given(self, training: bool, wide: bool, seed: int = 0) -> Iterator[None]:
         """The model as it was given, in a mode; float64 is also what new tensors are made in, if ``wide``."""
         default = torch.get_default_dtype()
         self.subject.place(wide)
@@ -120,7 +128,7 @@ class Stand:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
-                torch.manual_seed(0)
+                torch.manual_seed(seed)
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -147,9 +155,10 @@ class Stand:
 
 
 @contextlib.contextmanager
-def standing(model: Callable[..., Any]) -> Iterator[Stand]:
-    """A model to be run; afterwards it is as it was, also where it could not be copied."""
+def standing(model: Callable[..., Any], clock: Clock) -> Iterator[Stand]:
+    """A model to be run; afterwards it is as it was, also where it could not be copied. Raises Unfit for none."""
     subject = subject_of(model)
+    subject.clock = clock
     subject.draw(0.0, 1.0, 0)
     all_modules = [m for root in subject.modules for m in root.modules()]
     stand = Stand(

@@ -22,6 +22,8 @@ class Operand:
     dtype: str
     shape: tuple[int, ...]
     floating: bool = False
+    ordered: bool = True
+    """Whether its elements lie in memory in their order: it is no transposed view of another."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Trace:
 
     steps: list[Step] = field(default_factory=list)
     live: set[int] = field(default_factory=set)
+    ends: frozenset[int] = frozenset()
+    """The steps that made the outputs."""
     drops: list[Origin] = field(default_factory=list)
     """Lines where training drops."""
     statistics: set[int] = field(default_factory=set)
@@ -97,6 +101,7 @@ class Trace:
 
     def mark(self, sources: frozenset[int], written: frozenset[int]) -> None:
         """Find what outputs depend on, and what buffers that were written do."""
+        self.ends = sources
         self._reach(sources, self.live)
         self._reach(written, self.statistics)
 

@@ -177,18 +177,25 @@ def user_stack_traces(keep: Callable[[str], bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_export_chatter() -> Iterator[None]:
-    """Export logs what it then raises; the diagnostic says it once and in the user's terms."""
+    """Export logs what it then raises, and prints the graph as far as it came; the diagnostic says it once and in the
+    user's terms."""
+    from torch.export import _trace as tracing  # slow to import, and wanted by those who capture alone
+
     names = ("torch.export", "torch._export", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
     before = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), mock.patch.object(tracing, "print", _unsaid, create=True):
             warnings.simplefilter("ignore")
             yield
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+def _unsaid(*told: object, **how: object) -> None:
+    """In the place of ``print``."""
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:

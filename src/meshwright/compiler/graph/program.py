@@ -139,6 +139,8 @@ class StepProgram:
     batch_size: int
     fingerprint: str = ""
     """A hash of parameters' names, shapes, dtypes and of the graphs; plans are checked against it."""
+    loss_as_written: torch.dtype | None = None
+    """The dtype in which torch alone computes the loss, if no precision was asked for: cross entropies are widened."""
 
     def parameter(self, name: str) -> Parameter:
         """The logical parameter of that name or alias. Raises KeyError."""

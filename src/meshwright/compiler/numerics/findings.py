@@ -38,7 +38,7 @@ def _all(program: StepProgram | Compiled, plan: Plan | None, backend: str | None
             yield from findings_of_rank_sums(looked, mesh, plan)
         if plan is not None and plan.microbatches > 1:
             yield from findings_of_microbatches(looked, plan, gradients_of(looked, mesh), rounds=not single)
-        yield from findings_of_state(looked, step)
+        yield from findings_of_state(looked, step, single)
 
 
 def _graphs(program: StepProgram | Compiled) -> Iterator[tuple[Looked, Mesh | None]]:

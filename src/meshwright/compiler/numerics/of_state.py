@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from meshwright.compiler.diagnostics import Origin
@@ -22,13 +23,13 @@ MASTER = 'write precision "bf16 compute, fp32 weights"'
 WIDE_STATE = "keep it in fp32: optimizers keep state in the dtype of their weights"
 
 
-def findings_of_state(looked: Looked, step: StepProgram) -> Iterator[Finding]:
-    """E0726 to E0729 of the outputs of a graph."""
+def findings_of_state(looked: Looked, step: StepProgram, single: bool) -> Iterator[Finding]:
+    """E0726 to E0729 of the outputs of a graph. ``single``: it is that of one device, and not what ranks run."""
     before = {value: node for node, value in looked.inputs.items()}
     second = frozenset(name.rpartition("/")[0] for name in step.state if _is_second(name, step))
     for value, node in looked.outputs.items():
         if value.kind == "loss":
-            yield from _of_loss(looked, node)
+            yield from _of_loss(looked, node, step.loss_as_written if single else None)
         elif value.kind == "parameter" and half(node):
             yield from (
                 replace(f, origin=_owner(looked, value.name)) for f in _of_weight(looked, value, node, step, second)
@@ -37,12 +38,21 @@ def findings_of_state(looked: Looked, step: StepProgram) -> Iterator[Finding]:
             yield from _of_kept(looked, value, node, before.get(value))
 
 
-def _of_loss(looked: Looked, node: fx.Node) -> Iterator[Finding]:
+def _of_loss(looked: Looked, node: fx.Node, written: torch.dtype | None) -> Iterator[Finding]:
+    """``written``: in which dtype torch alone computes the loss, if that is known."""
     source = node.args[0] if is_cast(node) else node
     if isinstance(source, fx.Node) and half(source):
         dtype = _name(source)
         message = f"the loss is computed in {dtype}: changes below {UNIT[dtype]:.2g} of it cannot be seen"
         yield _finding("E0728", looked, source, message, one_rounding(dtype), "fp32", "cast to fp32 before the loss")
+    elif written in HALVES and written is not None:
+        dtype = short_name(written)
+        message = (
+            f"as it is written the loss is computed in {dtype}: changes below {UNIT[dtype]:.2g} of it cannot be seen; "
+            f"compiled it is computed in {_name_of(node)}"
+        )
+        advice = "cast to fp32 before the loss"
+        yield _finding("E0728", looked, node, message, one_rounding(dtype), "fp32", advice, dtype)
 
 
 def _of_weight(
@@ -125,10 +135,16 @@ def _name(node: fx.Node) -> str:
     return short_name(dtype)
 
 
+def _name_of(node: fx.Node) -> str:
+    dtype = dtype_of(node)
+    assert dtype is not None
+    return short_name(dtype)
+
+
 def _finding(
-    code: str, looked: Looked, node: fx.Node, message: str, error: float, rewrite: str, advice: str
+    code: str, looked: Looked, node: fx.Node, message: str, error: float, rewrite: str, advice: str, dtype: str = ""
 ) -> Finding:
+    """``dtype``: that which is told of; if none is given, that of the node."""
     origin = looked.origin(node)
-    return Finding(
-        code, message, looked.name, (node.name,), _name(node), 1, "random signs", error, rewrite, origin, advice
-    )
+    told = dtype or _name(node)
+    return Finding(code, message, looked.name, (node.name,), told, 1, "random signs", error, rewrite, origin, advice)

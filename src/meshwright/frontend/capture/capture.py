@@ -103,6 +103,7 @@ def capture(
         update.scalars,
         {n: t for n, t in constants.items() if n in used},
         batch_size,
+        loss_as_written=_dtype_of_loss(exported) if wanted.compute is None else None,
     )
     program.fingerprint = fingerprint(program)
     return program
@@ -112,6 +113,12 @@ def _owned(parameter: Parameter, owned: dict[str, Owner]) -> Parameter:
     owner = owned.get(parameter.name)
     group = -1 if owner is None else owner.group
     return Parameter(parameter.name, parameter.spec, parameter.trainable, parameter.aliases, group)
+
+
+def _dtype_of_loss(exported: ExportedProgram) -> torch.dtype | None:
+    name = exported.graph_signature.user_outputs[0]
+    value = next((n.meta.get("val") for n in exported.graph.nodes if n.name == name), None)
+    return value.dtype if isinstance(value, Tensor) else None
 
 
 class _Micro:

@@ -101,7 +101,7 @@ def _refusals() -> Iterator[None]:
         yield
     except MeshwrightError:
         raise
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:  # a model that exits is told as well
         raise _told(failure) from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from meshwright.compiler.causality.clock import OVER, Clock, TimeIsUp
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import READS, Plainly
@@ -46,14 +47,20 @@ class Opinion:
         return f"{self.verdict} {holds}: position t sees {low} to {high}{why}"
 
 
-def second_reading(function: Callable[..., Any], feeds: Iterable[Feed], weights: frozenset[int]) -> Opinion:
-    """Read a model at the first two lengths at which it runs. No exception of the model leaves it."""
+def second_reading(
+    function: Callable[..., Any], feeds: Iterable[Feed], weights: frozenset[int], clock: Clock
+) -> Opinion:
+    """Read a model at the first two lengths at which it runs, if there is time. No exception of the model leaves it."""
     made: dict[int, Opinion] = {}
     for feed in feeds:
         if feed.length < 3 or feed.length in made:
             continue
-        with contextlib.suppress(Exception):  # of the user's model, at a size that it may not take
-            made[feed.length] = _at(function, feed, weights)
+        try:
+            with clock.run(f"the second reading at length {feed.length}", least=True), contextlib.suppress(Exception):
+                # of the user's model, at a size that it may not take
+                made[feed.length] = _at(function, feed, weights)
+        except TimeIsUp:
+            return Opinion("not shown", reason=OVER)
         if len(made) == 2:
             break
     if not made:
