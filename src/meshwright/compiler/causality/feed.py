@@ -50,6 +50,8 @@ class Feed:
     segments: Tensor | None = None
     """``[rows, length]`` ids of the document of each position, or None."""
     segments_leaf: int | None = None
+    watched: frozenset[str] | None = None
+    """Names of the outputs that are looked at; None for all that have the rows and positions."""
 
     def filled(self, values: list[Tensor]) -> Any:
         """The inputs in the user's form with other tensors."""
@@ -71,6 +73,8 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     """Sort the inputs by their roles. Raises Unfit with the reason if none is of tokens."""
     found: list[tuple[tuple[Any, ...], Tensor]] = []
     _collect(batch, (), found)
+    if any(v.is_meta for _, v in found):
+        raise Unfit("an input is on the meta device and holds no numbers")
     names = [_name(function, batch, path) for path, _ in found]
     own = next((i for i, n in enumerate(names) if isinstance(segments, str) and n == segments), None)
     if isinstance(segments, Tensor):
@@ -81,6 +85,12 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     if main is None:
         raise Unfit("no input has a batch and a time dim")
     value = found[main][1]
+    batch_dim = batch_dim + value.dim() if batch_dim is not None and batch_dim < 0 else batch_dim
+    time_dim = time_dim + value.dim() if time_dim < 0 else time_dim
+    if time_dim < 0 or (batch_dim is not None and not 0 <= batch_dim < value.dim()) or batch_dim == time_dim:
+        raise Unfit(f"the input of tokens, {list(value.shape)}, has not both a dim of rows and one of positions there")
+    if value.is_complex() or not value.numel():
+        raise Unfit("the input of tokens is complex" if value.is_complex() else "the input of tokens is empty")
     rows = 1 if batch_dim is None else value.shape[batch_dim]
     length = value.shape[time_dim]
     decoder = any(n.startswith("decoder_") for n in names)
@@ -169,7 +179,7 @@ def _name(function: Any, batch: Any, path: tuple[Any, ...]) -> str:
 
 def _collect(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], Tensor]]) -> None:
     if isinstance(value, Tensor):
-        found.append((path, value.cpu()))
+        found.append((path, value if value.is_meta else value.cpu()))
     elif isinstance(value, Mapping):
         for key, one in value.items():
             _collect(one, (*path, key), found)

@@ -2,66 +2,49 @@
 
 The analysis says what could be seen, a comparison of runs what is. A pair of runs that differ is a leak, whatever the
 analysis says. What the analysis flags without a choice in between, and no pair shows, is a leak too, unless it must
-have shown (:func:`_cancels`); what it flags
+have shown (:func:`_unshown`); what it flags
 only by way of a choice (an order, an index, a comparison) is none, for there it says more than is true.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from meshwright.compiler.causality.analysing import Analysis, analyse, unexercised, watched, wide_pairs
 from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of
 from meshwright.compiler.causality.interpreter import Notes
-from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
-from meshwright.compiler.causality.resizing import resized
+from meshwright.compiler.causality.probing import Place, Probed, everywhere, places_of, probe
+from meshwright.compiler.causality.relation import KINDS
 from meshwright.compiler.causality.running import Subject, subject_of
 from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
-from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
+from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness, worse
+from meshwright.compiler.causality.ways import Ways, ways_of
 
-_SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
-_LONGEST = 96
-ENOUGH = 100
-"""Pairs of runs without any difference after which a smooth function is taken not to depend at all."""
+_HALF_BOUND = 2e-2
+"""What half precision may be off by, of the largest element, where the analysis flags nothing."""
+
+_MOST_TOKENS_BY_CHOICE = 128
+"""Tokens of a batch up to which each place is tried that is flagged by way of a choice."""
 
 
 @dataclass
-class _Analysis:
-    """What the runs with shadows found, over all lengths."""
+class _Sought:
+    """What the runs found of one way of the model."""
 
-    relations: list[Relation]
-    feeds: list[Feed]
-    vocabulary: dict[int, int]
-    failed: str = ""
-
-    def flags(self) -> dict[str, Flag]:
-        made: dict[str, Flag] = {}
-        for relation in self.relations:
-            for kind, flag in relation.flags.items():
-                if kind not in made or (flag.hard and not made[kind].hard):
-                    made[kind] = flag
-        return made
-
-    def notes(self) -> Notes:
-        made = Notes()
-        for relation in self.relations:
-            made.assumptions.update(relation.notes.assumptions)
-            made.unknown.update(relation.unknown)
-            made.reads.extend(relation.notes.reads)
-            made.chosen = made.chosen or relation.notes.chosen
-            made.steps = made.steps or relation.notes.steps
-            made.foreign = made.foreign or relation.notes.foreign
-            made.numbers |= relation.notes.numbers
-            made.spans |= relation.notes.spans
-            made.rows |= relation.notes.rows
-        return made
+    found: Found
+    probed: Probed
+    keen: frozenset[str] = frozenset()
+    """Kinds that the analysis flags in the model's own precision alone."""
+    whole: bool = False
+    """Whether the batch was changed at each of its positions."""
+    vocabulary: dict[int, int] = field(default_factory=dict)
 
 
 def judge(
@@ -78,145 +61,126 @@ def judge(
         feed = read_feed(model, batch, batch_dim, time_dim, segments)
     except Unfit as fault:
         return _unknown(str(fault))
-    subject = subject_of(model)
+    try:
+        subject = subject_of(model)
+    except NotImplementedError as fault:  # weights on the meta device hold no numbers
+        return _unknown(f"the model cannot be run: {fault}")
     with subject.restored(), torch.random.fork_rng(devices=[]):
-        analysis = _analyse(subject, feed, seconds)
+        feed = replace(feed, watched=watched(subject, feed))
+        analysis = analyse(subject, feed, seconds)
         if not analysis.feeds:
             return _unknown(analysis.failed or "the model does not run")
-        found = _search(subject, feed, analysis, seconds)
-        return _joined(subject, analysis, found)
-
-
-def _analyse(subject: Subject, given: Feed, seconds: float) -> _Analysis:
-    made = _Analysis([], [], {})
-    begun = time.monotonic()
-    subject.draw(1.0, 1.0, 7)
-    for rows, length in _sizes(given):
-        if _try(subject, given, rows, length, made):
-            break
-    if not made.feeds:
+        ways = ways_of(subject, analysis.feeds[0], analysis.vocabulary)
+        made = _one_way(subject, feed, analysis, ways, seconds)
+        if ways.by_grad:
+            subject.grad, subject.leaves_grad = True, ways.leaves_grad
+            recorded = analyse(subject, feed, seconds)
+            if recorded.feeds:
+                ways = ways_of(subject, recorded.feeds[0], recorded.vocabulary)
+                made = worse(made, _one_way(subject, feed, recorded, ways, seconds))
         return made
-    first = made.feeds[0]
-    made.vocabulary = _vocabulary(given, made.notes())
-    span = max((s for s in made.notes().spans if s <= _LONGEST // 2), default=0)
-    for length in (2 * span + 3, first.length + 5, 2 * first.length, 3 * first.length):
-        if len(made.relations) >= 3 or time.monotonic() - begun > seconds:
-            break
-        if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
-            _try(subject, given, first.rows, length, made)
-    quick = time.monotonic() - begun < seconds / 2
-    if quick and (given.rows, given.length) != (first.rows, first.length) and given.rows * given.length <= 256:
-        _try(subject, given, given.rows, given.length, made)
-    return made
 
 
-def _sizes(given: Feed) -> list[tuple[int, int]]:
-    lengths = [n for n in _SHORT if n <= max(given.length, 12)]
-    lengths += [given.length // k for k in (2, 4, 8) if given.length % k == 0 and given.length // k > 2]
-    rows = 2 if given.batch_dim is not None else 1
-    made = [(rows, n) for n in dict.fromkeys(lengths)]
-    if given.rows != rows:
-        made += [(given.rows, n) for n in dict.fromkeys(lengths)]
-    return [*made, (rows, given.length), (given.rows, given.length)]
+def _one_way(subject: Subject, feed: Feed, analysis: Analysis, ways: Ways, seconds: float) -> Judgement:
+    sought = _search(subject, feed, analysis, ways, seconds)
+    return _joined(subject, feed, analysis, ways, sought)
 
 
-def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis) -> bool:
-    """Analyse at one size; the size is kept if the model accepts it."""
-    try:
-        feed = resized(given, rows, length, made.vocabulary, seed=length)
-    except Unfit as fault:
-        made.failed = made.failed or str(fault)
-        return False
-    try:
-        subject.run(feed, [leaf.value for leaf in feed.leaves])
-    except Exception:  # whatever the user's model raises in float64
-        subject.wide = False
-        try:
-            subject.run(feed, [leaf.value for leaf in feed.leaves])
-        except Exception as fault:  # whatever the user's model raises
-            subject.wide = not made.feeds or made.feeds[0] is feed
-            made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
-            return False
-    subject.notice_writes()
-    for candidates in (True, False):
-        subject.place(wide=False)
-        torch.manual_seed(0)
-        try:
-            relation = relate(subject.function, feed, subject.addresses(), candidates)
-        except Exception as fault:  # of the user's model, whose ops may do anything; it becomes UNKNOWN
-            made.failed = f"the analysis stopped: {type(fault).__name__}: {fault}"
-            continue
-        if not relation.outputs:
-            made.failed = "no output has the rows and positions of the input"
-            return False
-        made.relations.append(relation)
-        break
-    made.feeds.append(feed)
-    return True
-
-
-def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
-    """By leaf: below which number its tokens are, as the tables that they read say."""
-    made = {}
-    for number, leaf in enumerate(given.leaves):
-        if leaf.role is Role.TOKENS and not leaf.value.is_floating_point() and leaf.value.numel():
-            most = int(leaf.value.max())
-            fitting = [rows for rows in notes.rows if rows > most]
-            if fitting:
-                made[number] = min(fitting)
-    return made
-
-
-def _whole(subject: Subject, given: Feed, analysis: _Analysis) -> list[Feed]:
+def _whole(subject: Subject, given: Feed, analysis: Analysis) -> list[Feed]:
     """The batch as given, for runs alone, if it is not too large and was not analysed."""
     size = (given.rows, given.length)
     large = given.rows * given.length > 2048 or sum(w.numel() for w in subject.own) > MANY_WEIGHTS
     return [] if large or any((f.rows, f.length) == size for f in analysis.feeds) else [given]
 
 
-def _search(subject: Subject, given: Feed, analysis: _Analysis, seconds: float) -> Found:
+def _search(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, seconds: float) -> _Sought:
     notes = analysis.notes()
     numbers = sorted(notes.numbers, key=abs)[:6]
     flags = analysis.flags()
     seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
-    search = Search(subject, [*analysis.feeds, *_whole(subject, given, analysis)], analysis.vocabulary, numbers, seen)
+    feeds = [*analysis.feeds, *_whole(subject, given, analysis)]
+    search = Search(subject, feeds, analysis.vocabulary, numbers, seen)
+    made = _Sought(search.found, Probed())
     strong = not any(True for _ in notes.assumptions)
     search.look(frozenset(), Effort(60, seconds / 4, strong))
-    wanted = frozenset(flags) - search.found.leaks.keys()
-    if notes.chosen or notes.reads or not analysis.relations or notes.unknown:
+    leaks = search.found.leaks
+    if ways.by_dtype:
+        both = wide_pairs(subject, analysis)
+        made.keen = frozenset(kind for kind in seen - leaks.keys() if not both.get(kind, True))
+        _narrowly(search, made, frozenset(seen - made.keen), strong, seconds)
+    plateaus = any(r.alive for r in analysis.relations)
+    made.probed = probe(search, _places(analysis, seen - made.keen - leaks.keys(), True), seconds, plateaus)
+    wanted = frozenset(flags) - made.keen - leaks.keys()
+    if notes.chosen or notes.reads or not analysis.relations or notes.unknown or ways.strangers:
         wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
-    if wanted - search.found.leaks.keys():
-        pairs = 500 if flags.keys() - search.found.leaks.keys() or not analysis.relations else 200
+    if wanted - leaks.keys():
+        pairs = 500 if flags.keys() - leaks.keys() or not analysis.relations else 200
         search.look(frozenset(wanted), Effort(pairs, seconds, strong))
-    for kind, case in list(search.found.leaks.items()):
-        search.found.leaks[kind] = search.smallest(case)
-    return search.found
+    soft = flags.keys() - seen - leaks.keys()
+    probe(search, _places(analysis, soft, False), seconds / 8, plateaus)
+    if (given.rows, given.length) not in {(r.rows, r.length) for r in analysis.relations}:
+        made.whole = everywhere(search, given, seconds / 2)
+    for kind, case in list(leaks.items()):
+        subject.wide = case.wide
+        leaks[kind] = search.smallest(case)
+    subject.wide = search.wide
+    return made
 
 
-def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
-    flags, notes = analysis.flags(), analysis.notes()
+def _places(analysis: Analysis, kinds: frozenset[str] | set[str], hard: bool) -> list[Place]:
+    made = []
+    for relation, feed in zip(analysis.relations, analysis.related, strict=True):
+        if hard or relation.rows * relation.length <= _MOST_TOKENS_BY_CHOICE:
+            made += [p for kind in sorted(kinds) for p in places_of(relation, feed, kind, hard)]
+    return made
+
+
+def _narrowly(search: Search, made: _Sought, told: frozenset[str], strong: bool, seconds: float) -> None:
+    """Runs in the model's own precision, whose path is another: of kinds that float64 does not tell of."""
+    subject = search.subject
+    other = replace(search, keen=made.keen, narrow_bound=_HALF_BOUND, found=Found())
+    subject.wide = False
+    try:
+        other.look(frozenset(made.keen), Effort(80, seconds / 4, strong))
+    finally:
+        subject.wide = search.wide
+    search.found.tests += other.found.tests
+    for kind, case in other.found.leaks.items():
+        if kind not in told:
+            search.found.leaks.setdefault(kind, case)
+
+
+def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> Judgement:
+    flags, notes, found = analysis.flags(), analysis.notes(), sought.found
     leaks = set(found.leaks)
-    rounding = set()
+    rounding, unsettled = set(), set()
     for kind, flag in flags.items():
         if kind in leaks or not flag.hard:
             continue
-        if kind in found.rounding:
-            rounding.add(kind)
-        elif not _cancels(subject, notes, found):
+        if kind in sought.keen:
             leaks.add(kind)
-    assumptions = list(notes.assumptions)
-    if notes.reads and not found.other_path:
-        place = notes.reads[0].place
-        where = f"{place.file}:{place.line}" if place.file else "the model"
-        assumptions.append(f"control flow that depends on values goes as in the runs made ({where})")
+        elif sought.probed.untried(kind):
+            unsettled.add(kind)
+        elif kind in found.rounding:
+            rounding.add(kind)
+        elif not _unshown(subject, analysis, found, kind):
+            leaks.add(kind)
+    assumptions = _assumptions(given, analysis, ways, sought)
     witnesses = tuple(_witness(subject, case) for _, case in sorted(found.leaks.items()))
     reason = ""
-    if leaks:
+    if found.runs and not found.finite:
+        verdict, reason, leaks = Verdict.UNKNOWN, "all outputs are infinite or no numbers", set()
+    elif leaks:
         verdict = Verdict.LEAK
     elif not analysis.relations:
         verdict, reason = Verdict.UNKNOWN, analysis.failed
     elif notes.unknown:
         verdict, reason = Verdict.UNKNOWN, "no rule for " + ", ".join(sorted(notes.unknown))
+    elif unsettled:
+        verdict = Verdict.UNKNOWN
+        reason = (
+            f"not every place was tried that the analysis flags ({', '.join(sorted(unsettled))}); allow more seconds"
+        )
     elif assumptions:
         verdict = Verdict.ASSUMPTION
     elif rounding:
@@ -228,19 +192,47 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     return findings_of(made, flags, notes)
 
 
-def _cancels(subject: Subject, notes: Notes, found: Found) -> bool:
+def _assumptions(given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> list[str]:
+    """What must hold beyond what was seen."""
+    notes, found = analysis.notes(), sought.found
+    made = list(notes.assumptions)
+    blind = [r.place for r in notes.reads if not found.varied(r.place.file, r.place.line)]
+    if blind:
+        where = f"{blind[0].file}:{blind[0].line}" if blind[0].file else "the model"
+        made.append(f"control flow that depends on values goes as in the runs made ({where})")
+    if ways.strangers is not None:
+        place = ways.strangers
+        where = f"{place.file}:{place.line}" if place.file else "the model"
+        made.append(f"numbers that leave torch and come back carry nothing to where it must not be seen ({where})")
+    if found.unsteady:
+        made.append("what differs between runs of the same tokens is chance")
+    sizes = {(r.rows, r.length) for r in analysis.relations}
+    if sizes and (given.rows, given.length) not in sizes and not sought.whole:
+        looked = ", ".join(str(n) for n in sorted({n for _, n in sizes}))
+        made.append(f"{given.rows} rows of {given.length} positions behave as those of lengths {looked}")
+    return made
+
+
+def _unshown(subject: Subject, analysis: Analysis, found: Found, kind: str) -> bool:
     """Whether what the analysis flags, and no pair of runs shows, not even as rounding, is exactly nothing.
 
     It is, if it would vary with the tokens whatever it is: if nothing is rounded to whole numbers, all weights were
-    drawn anew, and there were enough pairs.
+    drawn anew, all features were numbers, and none of it comes only through what stood on a plateau in all runs.
     """
+    notes = analysis.notes()
     drawn = bool(subject.own) or not subject.parameters
-    return not notes.steps and not notes.foreign and drawn and found.tests >= ENOUGH
+    if notes.steps or notes.foreign or not drawn or not all(bool(f.all()) for f in found.features.values()):
+        return False
+    return not any(
+        r.alive and (kind, True) in r.pairs and unexercised(subject, r, f, kind)
+        for r, f in zip(analysis.relations, analysis.related, strict=True)
+    )
 
 
 def _witness(subject: Subject, case: Case) -> Witness:
     op, place = where_it_enters(subject, case)
     subject.draw(*case.weights)
+    subject.wide = case.wide
     row, time = case.output
     shown: list[tuple[float, ...]] = []
     for values in (case.values_a, case.values_b):

@@ -29,7 +29,7 @@ def token_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
     made = []
     for name, value in found:
         offset = _offset(value, feed)
-        if offset is not None:
+        if offset is not None and (feed.watched is None or (name or "output") in feed.watched):
             made.append(TokenOutput(name or "output", value, offset))
     exact = [o for o in made if o.offset == 0 and o.value.shape[feed.time_dim] == feed.length]
     return exact or made

@@ -14,9 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.reaching import modules_in
 from meshwright.compiler.causality.reading import READS
 from meshwright.compiler.causality.relation import plainly
+from meshwright.compiler.causality.state import State, chance, state_of
 from meshwright.compiler.causality.widening import NARROW, Widen, widened, with_digits
 from meshwright.compiler.graph.adapter import times_written
 
@@ -25,18 +27,22 @@ _MOST_WEIGHTS = 300_000_000
 
 
 class _Noting(TorchFunctionMode):
-    """Keeps what the user's code reads off tensors."""
+    """Keeps what the user's code reads off tensors, and which way it went: every function with the shape it made."""
 
-    def __init__(self, read: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.read = read
+        self.read: list[tuple[str, int, str]] = []
+        self.way = 0
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
         if function in READS:
-            self.read.append(str(made))
+            place = user_place()
+            self.read.append((place.file, place.line, str(made) if isinstance(made, bool) else ""))
+        elif isinstance(made, Tensor):
+            self.way = hash((self.way, getattr(function, "__name__", ""), made.shape))
         return made
 
 
@@ -46,7 +52,11 @@ class Ran:
 
     outputs: tuple[Tensor, ...]
     offsets: tuple[int, ...]
-    read: tuple[str, ...]
+    read: tuple[tuple[str, int, str], ...]
+    """File, line, and the truth that was read; an empty string for what is not true or false."""
+    names: tuple[str, ...]
+    way: int
+    """A hash of the ops in order with the shapes that they made."""
 
 
 @dataclass
@@ -64,6 +74,17 @@ class Subject:
     """Whether runs are in float64."""
     writes: bool = False
     """Whether a run changes weights."""
+    grad: bool = False
+    """Whether runs record gradients."""
+    leaves_grad: bool = False
+    """Whether inputs of numbers ask for gradients, where runs record them."""
+    seed: int = 0
+    """Where the dice begin."""
+    nudged: bool = False
+    """Whether weights are off by a rounding, which shows how far roundings are carried."""
+    state: State = field(default_factory=State)
+    given: frozenset[int] = frozenset()
+    """Addresses of the inputs of the run under way."""
     _drawn: list[Tensor] = field(default_factory=list)
     _asked: tuple[float, float, int] | None = None
     _placed: bool | None = None
@@ -75,6 +96,7 @@ class Subject:
 
     def draw(self, scale: float, gain: float, seed: int) -> None:
         """The user's own weights plus noise of ``scale`` of their spread, matrices then times ``gain``."""
+        self.seed = seed
         asked = (scale, gain, seed if scale else 0)
         if self._drawn and asked == self._asked:
             return
@@ -90,15 +112,26 @@ class Subject:
         self._placed = None
 
     def place(self, wide: bool) -> None:
-        """Put the weights drawn last into the model, in float64 or as they are, and the buffers as they were given."""
+        """Put the weights drawn last into the model, in float64 or as they are, and all else as it was given."""
+        self.state.restore()
         if self._placed is not wide or self.writes:
             for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
-                parameter.data = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
+                made = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
+                parameter.data = _off_by_roundings(made) if self.nudged else made
             self._placed = wide
             self._written = [times_written(p) for p in self.parameters]
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             made = kept.clone()
             buffer.data = widened(made) if wide else made
+
+    @contextlib.contextmanager
+    def off_by_roundings(self) -> Iterator[None]:
+        """Runs inside are with weights that are each off by a rounding."""
+        self.nudged, self._placed = True, None
+        try:
+            yield
+        finally:
+            self.nudged, self._placed = False, None
 
     def notice_writes(self) -> None:
         """See, after a run, whether it changed any weight."""
@@ -112,6 +145,7 @@ class Subject:
         try:
             yield
         finally:
+            self.state.restore()
             with torch.no_grad():
                 for parameter, own in zip(self.parameters, self.own, strict=False):
                     parameter.data = own
@@ -119,16 +153,15 @@ class Subject:
                     buffer.data = tensor
                     buffer.copy_(kept)
 
-    def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
-        """One run. Raises what the model raises."""
-        read: list[str] = []
+    @contextlib.contextmanager
+    def prepared(self, feed: Feed, values: list[Tensor], wide: bool) -> Iterator[list[Tensor]]:
+        """The weights drawn last in place, all else as it was given. Yields the values as the model gets them."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.manual_seed(0)
-            stack.enter_context(plainly())
-            self.place(self.wide)
+            stack.enter_context(chance(self.seed))
+            stack.enter_context(plainly(self.grad))
+            self.place(wide)
             values = [v.clone() for v in values]
-            if self.wide:
+            if wide:
                 default = torch.get_default_dtype()
                 stack.callback(torch.set_default_dtype, default)
                 torch.set_default_dtype(torch.float64)
@@ -136,14 +169,27 @@ class Subject:
                     with_digits(v) if leaf.role is Role.TOKENS and v.dtype in NARROW else widened(v)
                     for leaf, v in zip(feed.leaves, values, strict=True)
                 ]
+            if self.grad and self.leaves_grad:
+                values = asking(values)
+            self.given = frozenset(v.untyped_storage().data_ptr() for v in values)
+            if wide:
                 stack.enter_context(Widen())  # type: ignore[no-untyped-call]  # torch leaves it without types
+            yield values
+
+    def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
+        """One run. Raises what the model raises."""
+        noting = _Noting()
+        with contextlib.ExitStack() as stack:
+            values = stack.enter_context(self.prepared(feed, values, self.wide))
             for one in around:
                 stack.enter_context(one)
-            stack.enter_context(_Noting(read))
+            stack.enter_context(noting)
             returned = call_with(self.function, feed.filled(values))
         found = token_outputs(returned, feed)
         outputs = tuple(_as_rows(o.value.detach(), feed) for o in found)
-        return Ran(outputs, tuple(o.offset for o in found), tuple(read))
+        return Ran(
+            outputs, tuple(o.offset for o in found), tuple(noting.read), tuple(o.name for o in found), noting.way
+        )
 
 
 def _as_rows(value: Tensor, feed: Feed) -> Tensor:
@@ -155,6 +201,19 @@ def _as_rows(value: Tensor, feed: Feed) -> Tensor:
     else:
         value = value.movedim((feed.batch_dim, feed.time_dim), (0, 1))
     return value.reshape(value.shape[0], value.shape[1], -1)
+
+
+def asking(values: list[Tensor]) -> list[Tensor]:
+    """Inputs of numbers as tensors that ask for gradients; not leaves, so that they may be written."""
+    return [v.requires_grad_().clone() if v.is_floating_point() else v for v in values]
+
+
+def _off_by_roundings(value: Tensor) -> Tensor:
+    """Each element times one plus or minus a rounding of float64."""
+    if value.dtype != torch.float64:
+        return value
+    line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
+    return value * (1 + 4e-16 * torch.cos(3 * line))
 
 
 def _spread(own: Tensor) -> float:
@@ -191,4 +250,5 @@ def subject_of(model: Callable[..., Any]) -> Subject:
                 made.kept.append(buffer.detach().clone())
     if sum(p.numel() for p in made.parameters) <= _MOST_WEIGHTS:
         made.own = [p.data for p in made.parameters]
+    made.state = state_of(function, seen)
     return made

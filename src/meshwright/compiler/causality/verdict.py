@@ -82,6 +82,24 @@ class Judgement:
     """Pairs of runs that were compared."""
 
 
+_WORST = (Verdict.CAUSAL, Verdict.ROUNDING, Verdict.ASSUMPTION, Verdict.UNKNOWN, Verdict.LEAK)
+
+
+def worse(one: Judgement, other: Judgement) -> Judgement:
+    """Two judgements of the same model run in different ways as one: the worse verdict, with all that both found."""
+    told = {(f.code, f.message) for f in one.findings}
+    return Judgement(
+        verdict=max(one.verdict, other.verdict, key=_WORST.index),
+        leaks=one.leaks | other.leaks,
+        assumptions=tuple(dict.fromkeys((*one.assumptions, *other.assumptions))),
+        witnesses=(*one.witnesses, *(w for w in other.witnesses if w.kind not in {v.kind for v in one.witnesses})),
+        findings=(*one.findings, *(f for f in other.findings if (f.code, f.message) not in told)),
+        reason=one.reason or other.reason,
+        lengths=tuple(sorted({*one.lengths, *other.lengths})),
+        tests=one.tests + other.tests,
+    )
+
+
 def _short(values: tuple[Any, ...]) -> str:
     shown = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values[:32]]
     return " ".join(shown) + (" ..." if len(values) > 32 else "")
