@@ -16,6 +16,8 @@ from meshwright.compiler.causality.running import Subject
 
 _SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
 _LONGEST = 96
+_MANY_DOCUMENTS = (39, 19)
+"""A length and how many documents are in it: ids that are compared by a few of their bits are then alike."""
 
 
 @dataclass
@@ -74,6 +76,8 @@ def analyse(subject: Subject, given: Feed, seconds: float) -> Analysis:
         if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
             _try(subject, given, first.rows, length, made)
     done = {(f.rows, f.length) for f in made.feeds}
+    if given.segments is not None and _estimate(made, first.rows, _MANY_DOCUMENTS[0]) < seconds / 4:
+        _try(subject, given, first.rows, _MANY_DOCUMENTS[0], made, _MANY_DOCUMENTS[1])
     for rows, length in dict.fromkeys([(given.rows, given.length), (first.rows, given.length), (given.rows, 12)]):
         left = seconds - (time.monotonic() - begun)
         if (rows, length) not in done and _estimate(made, rows, length) < left / 3:
@@ -127,10 +131,10 @@ def _sizes(given: Feed) -> list[tuple[int, int]]:
     return [*made, (rows, given.length), (given.rows, given.length)]
 
 
-def _try(subject: Subject, given: Feed, rows: int, length: int, made: Analysis) -> bool:
+def _try(subject: Subject, given: Feed, rows: int, length: int, made: Analysis, documents: int | None = None) -> bool:
     """Analyse at one size; the size is kept if the model accepts it."""
     try:
-        feed = resized(given, rows, length, made.vocabulary, seed=length)
+        feed = resized(given, rows, length, made.vocabulary, length, documents)
     except Unfit as fault:
         made.failed = made.failed or str(fault)
         return False

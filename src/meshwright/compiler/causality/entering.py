@@ -65,7 +65,6 @@ def at_position(value: Tensor, case: Case) -> Tensor | None:
 def where_it_enters(subject: Subject, case: Case) -> tuple[str, Origin | None]:
     """The op and the user's line; an empty name if no op shows it."""
     subject.draw(*case.weights)
-    subject.wide = case.wide
     runs = []
     for values in (case.values_a, case.values_b):
         recorder = _Recorder(case)

@@ -8,14 +8,15 @@ only by way of a choice (an order, an index, a comparison) is none, for there it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from meshwright.compiler.causality.analysing import Analysis, analyse, unexercised, watched, wide_pairs
-from meshwright.compiler.causality.edits import row_of
+from meshwright.compiler.causality.edits import Base, base_values, row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of
@@ -120,10 +121,11 @@ def _search(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, secon
     probe(search, _places(analysis, soft, False), seconds / 8, plateaus)
     if (given.rows, given.length) not in {(r.rows, r.length) for r in analysis.relations}:
         made.whole = everywhere(search, given, seconds / 2)
+    if ways.lasting is not None:
+        _after_calls(search, strong, seconds / 8)
     for kind, case in list(leaks.items()):
-        subject.wide = case.wide
-        leaks[kind] = search.smallest(case)
-    subject.wide = search.wide
+        with _as_in(subject, case):
+            leaks[kind] = search.smallest(case)
     return made
 
 
@@ -150,6 +152,30 @@ def _narrowly(search: Search, made: _Sought, told: frozenset[str], strong: bool,
             search.found.leaks.setdefault(kind, case)
 
 
+def _after_calls(search: Search, strong: bool, seconds: float) -> None:
+    """Runs of a model that finds what calls before have left."""
+    feed = search.feeds[0]
+    for calls in (1, 2, 9):
+        search.subject.draw(0.0, 1.0, 0)
+        with contextlib.suppress(Exception):  # whatever the user's model raises when it is called again
+            values = base_values(feed, Base("random"), search.vocabulary, 77)
+            with search.subject.after_calls(feed, values, calls):
+                search.calls = calls
+                search.look(frozenset(), Effort(16, seconds, strong))
+    search.calls = 0
+
+
+@contextlib.contextmanager
+def _as_in(subject: Subject, case: Case) -> Iterator[None]:
+    """The model in the precision and state of a case."""
+    kept = subject.wide, subject.state
+    subject.wide, subject.state = case.wide, case.state or subject.state
+    try:
+        yield
+    finally:
+        subject.wide, subject.state = kept
+
+
 def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> Judgement:
     flags, notes, found = analysis.flags(), analysis.notes(), sought.found
     leaks = set(found.leaks)
@@ -166,7 +192,10 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
         elif not _unshown(subject, analysis, found, kind):
             leaks.add(kind)
     assumptions = _assumptions(given, analysis, ways, sought)
-    witnesses = tuple(_witness(subject, case) for _, case in sorted(found.leaks.items()))
+    witnesses = []
+    for _, case in sorted(found.leaks.items()):
+        with _as_in(subject, case):
+            witnesses.append(_witness(subject, case))
     reason = ""
     if found.runs and not found.finite:
         verdict, reason, leaks = Verdict.UNKNOWN, "all outputs are infinite or no numbers", set()
@@ -188,7 +217,7 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
     else:
         verdict = Verdict.CAUSAL
     lengths = tuple(sorted({r.length for r in analysis.relations}))
-    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, lengths, found.tests)
+    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), tuple(witnesses), (), reason, lengths, found.tests)
     return findings_of(made, flags, notes)
 
 
@@ -204,6 +233,8 @@ def _assumptions(given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -
         place = ways.strangers
         where = f"{place.file}:{place.line}" if place.file else "the model"
         made.append(f"numbers that leave torch and come back carry nothing to where it must not be seen ({where})")
+    if ways.lasting is not None:
+        made.append(f"each call finds the state as given, not what the one before it left ({ways.lasting})")
     if found.unsteady:
         made.append("what differs between runs of the same tokens is chance")
     sizes = {(r.rows, r.length) for r in analysis.relations}
@@ -232,7 +263,6 @@ def _unshown(subject: Subject, analysis: Analysis, found: Found, kind: str) -> b
 def _witness(subject: Subject, case: Case) -> Witness:
     op, place = where_it_enters(subject, case)
     subject.draw(*case.weights)
-    subject.wide = case.wide
     row, time = case.output
     shown: list[tuple[float, ...]] = []
     for values in (case.values_a, case.values_b):
@@ -255,6 +285,7 @@ def _witness(subject: Subject, case: Case) -> Witness:
         difference=case.difference,
         own_weights=case.weights[:2] == (0.0, 1.0),
         segments=case.feed.segments,
+        calls=case.calls,
         op=op,
         place=place,
     )

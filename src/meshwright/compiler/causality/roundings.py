@@ -22,17 +22,21 @@ _BY_ELEMENT = ("aten.linalg_solve_triangular", "aten.linalg_vector_norm", "aten.
 class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """Operands of solvers and transforms are off by a rounding of the largest element of their matrix."""
 
+    def __init__(self, pattern: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        self.pattern = pattern
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = overload_name(func) if isinstance(func, OpOverload) else ""
         if name.startswith(_BY_NORM) and not name.startswith(_BY_ELEMENT) and not func._schema.is_mutable:
-            args = tuple(_nudged(a) for a in args)
+            args = tuple(_nudged(a, self.pattern) for a in args)
         return func(*args, **(kwargs or {}))
 
 
-def _nudged(value: Any) -> Any:
+def _nudged(value: Any, pattern: int) -> Any:
     if not isinstance(value, Tensor) or value.dtype != torch.float64 or value.dim() < 2:
         return value
     line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
-    return value + _EPSILON * torch.cos(3 * line) * value.abs().amax((-2, -1), keepdim=True)
+    return value + _EPSILON * torch.cos((2 + pattern) * line) * value.abs().amax((-2, -1), keepdim=True)

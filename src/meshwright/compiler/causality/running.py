@@ -18,7 +18,7 @@ from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.reaching import modules_in
 from meshwright.compiler.causality.reading import READS
 from meshwright.compiler.causality.relation import plainly
-from meshwright.compiler.causality.state import State, chance, state_of
+from meshwright.compiler.causality.state import State, chance, contents, state_of
 from meshwright.compiler.causality.widening import NARROW, Widen, widened, with_digits
 from meshwright.compiler.graph.adapter import times_written
 
@@ -80,15 +80,36 @@ class Subject:
     """Whether inputs of numbers ask for gradients, where runs record them."""
     seed: int = 0
     """Where the dice begin."""
-    nudged: bool = False
-    """Whether weights are off by a rounding, which shows how far roundings are carried."""
+    nudged: int = 0
+    """In which pattern weights are off by a rounding, which shows how far roundings are carried; 0 for none."""
     state: State = field(default_factory=State)
+    going_on: bool = False
+    """Whether a run finds what the run before it left, rather than the state as given."""
     given: frozenset[int] = frozenset()
     """Addresses of the inputs of the run under way."""
     _drawn: list[Tensor] = field(default_factory=list)
     _asked: tuple[float, float, int] | None = None
     _placed: bool | None = None
     _written: list[int] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def after_calls(self, feed: Feed, values: list[Tensor], calls: int) -> Iterator[None]:
+        """Runs inside find the state that a number of calls leave. Raises what the model raises."""
+        given = self.state
+        try:
+            self.run(feed, values)
+            self.going_on = True
+            for _ in range(calls - 1):
+                self.run(feed, values)
+            self.state = state_of(self.function, {id(t) for t in (*self.parameters, *self.buffers)})
+            self.going_on = False
+            yield
+        finally:
+            self.going_on, self.state = False, given
+
+    def contents(self) -> dict[str, Any]:
+        """What the model holds now beside weights and buffers."""
+        return contents(self.function, {id(t) for t in (*self.parameters, *self.buffers)})
 
     def addresses(self) -> frozenset[int]:
         """The storages of the weights."""
@@ -113,11 +134,12 @@ class Subject:
 
     def place(self, wide: bool) -> None:
         """Put the weights drawn last into the model, in float64 or as they are, and all else as it was given."""
-        self.state.restore()
+        if not self.going_on:
+            self.state.restore()
         if self._placed is not wide or self.writes:
             for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
                 made = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
-                parameter.data = _off_by_roundings(made) if self.nudged else made
+                parameter.data = _off_by_roundings(made, self.nudged) if self.nudged else made
             self._placed = wide
             self._written = [times_written(p) for p in self.parameters]
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
@@ -125,13 +147,13 @@ class Subject:
             buffer.data = widened(made) if wide else made
 
     @contextlib.contextmanager
-    def off_by_roundings(self) -> Iterator[None]:
+    def off_by_roundings(self, pattern: int) -> Iterator[None]:
         """Runs inside are with weights that are each off by a rounding."""
-        self.nudged, self._placed = True, None
+        self.nudged, self._placed = pattern, None
         try:
             yield
         finally:
-            self.nudged, self._placed = False, None
+            self.nudged, self._placed = 0, None
 
     def notice_writes(self) -> None:
         """See, after a run, whether it changed any weight."""
@@ -208,12 +230,12 @@ def asking(values: list[Tensor]) -> list[Tensor]:
     return [v.requires_grad_().clone() if v.is_floating_point() else v for v in values]
 
 
-def _off_by_roundings(value: Tensor) -> Tensor:
+def _off_by_roundings(value: Tensor, pattern: int) -> Tensor:
     """Each element times one plus or minus a rounding of float64."""
     if value.dtype != torch.float64:
         return value
     line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
-    return value * (1 + 4e-16 * torch.cos(3 * line))
+    return value * (1 + 4e-16 * torch.cos((2 + pattern) * line))
 
 
 def _spread(own: Tensor) -> float:

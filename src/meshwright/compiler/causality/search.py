@@ -16,11 +16,12 @@ from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, 
 from meshwright.compiler.causality.feed import Feed, Role
 from meshwright.compiler.causality.roundings import Roundings
 from meshwright.compiler.causality.running import Ran, Subject
+from meshwright.compiler.causality.state import State
 
 LEAK_ABOVE = 1e-9
 """In float64, of the largest element of the output."""
 
-ROUNDING_BELOW = 1e-12
+ROUNDING_BELOW = 3e-14
 
 MANY_WEIGHTS = 20_000_000
 """Elements beyond which weights are drawn anew in one way alone."""
@@ -44,6 +45,10 @@ class Case:
     weights: tuple[float, float, int]
     wide: bool = True
     """Whether the runs were in float64."""
+    state: State | None = None
+    """What the model held before each run; None for that which it was given with."""
+    calls: int = 0
+    """How many calls had left it so."""
 
 
 @dataclass
@@ -104,6 +109,8 @@ class Search:
     """Of those, kinds of which runs in the model's own precision alone can tell: there any difference counts."""
     narrow_bound: float = 1e-4
     """Above it a difference is a leak where runs are not in float64."""
+    calls: int = 0
+    """How many calls were made before each run."""
     found: Found = field(default_factory=Found)
     wide: bool = field(init=False)
     """Whether the model can be run in float64."""
@@ -187,7 +194,8 @@ class Search:
                 if most > 0 and kind not in self.found.leaks:
                     place = first_far(worst)
                     output = (place[0], place[1] - offset)
-                    self._keep(Case(kind, feed, values, changed, edit, output, which, most, weights, self.subject.wide))
+                    case = Case(kind, feed, values, changed, edit, output, which, most, weights)
+                    self._keep(replace(case, wide=self.subject.wide, state=self.subject.state, calls=self.calls))
             tried.append(apart.tried[:, offset : offset + feed.length])
         self.found.tests += told
         return tried
@@ -224,13 +232,16 @@ class Search:
         a, again = (self.subject.run(case.feed, case.values_a) for _ in range(2))
         if _worst(case, a, again) > 1e-3 * case.difference:
             return None
-        if not self.subject.wide:
-            return 0.0
-        with self.subject.off_by_roundings():
-            try:
-                return _worst(case, a, self.subject.run(case.feed, case.values_a, Roundings()))  # type: ignore[no-untyped-call]  # torch leaves it without types
-            except Exception:  # whatever the user's model raises with other weights
-                return 0.0
+        most = 0.0
+        for pattern in range(1, 4) if self.subject.wide else ():
+            for values, plain in ((case.values_a, a), (case.values_b, None)):
+                plain = plain or self.subject.run(case.feed, values)
+                with self.subject.off_by_roundings(pattern), contextlib.suppress(Exception):
+                    # of the user's model, which may refuse other weights
+                    most = max(most, _worst(case, plain, self.subject.run(case.feed, values, Roundings(pattern))))
+                if case.difference <= 100 * most:
+                    return most
+        return most
 
     def _grows(self, case: Case) -> bool:
         """Whether the difference is much larger in the model's own precision: it is rounding then."""

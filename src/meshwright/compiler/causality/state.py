@@ -79,45 +79,79 @@ _GONE = object()
 def state_of(function: Any, known: set[int]) -> State:
     """The state that a model or function can reach. ``known`` are ids of weights and buffers, kept elsewhere."""
     made = State()
-    _reach(function, made, set(known), 0)
+    for _, value in _reached(function, known):
+        if isinstance(value, Tensor):
+            if value.numel() <= _MOST_ELEMENTS and not value.is_meta:
+                made.tensors.append((value, value.detach().clone(), times_written(value)))
+        elif (content := _get_state(value)) is not None:
+            made.generators.append((value, content))
+        elif isinstance(value, dict):
+            made.dicts.append((value, dict(value)))
+        elif isinstance(value, list):
+            made.lists.append((value, list(value)))
+        elif isinstance(value, set):
+            made.sets.append((value, set(value)))
+        elif _is_object(value):
+            made.objects.append((value, dict(vars(value))))
     return made
 
 
-def _reach(value: Any, made: State, seen: set[int], depth: int) -> None:
-    if isinstance(value, _PLAIN) or id(value) in seen or depth > _DEEPEST:
-        return
-    seen.add(id(value))
-    inner: list[Any] = []
-    if isinstance(value, Tensor):
-        if value.numel() <= _MOST_ELEMENTS and not value.is_meta:
-            made.tensors.append((value, value.detach().clone(), times_written(value)))
-    elif (content := _get_state(value)) is not None:
-        made.generators.append((value, content))
-    elif isinstance(value, dict):
-        if len(value) <= _MOST_ITEMS:
-            made.dicts.append((value, dict(value)))
-            inner = list(value.values())
-    elif isinstance(value, list):
-        if len(value) <= _MOST_ITEMS:
-            made.lists.append((value, list(value)))
-            inner = list(value)
-    elif isinstance(value, set):
-        made.sets.append((value, set(value)))
-    elif isinstance(value, tuple):
-        inner = list(value)
-    elif isinstance(value, partial):
-        inner = [value.func, *value.args, *value.keywords.values()]
-    elif inspect.ismethod(value):
-        inner = [value.__self__, value.__func__]
-    elif inspect.isfunction(value):
-        inner = list(_named(value))
-    elif _is_object(value):
-        made.objects.append((value, dict(vars(value))))
-        inner = list(vars(value).values())
-        own = getattr(type(value), "forward" if isinstance(value, nn.Module) else "__call__", None)
-        inner.append(own if inspect.isfunction(own) else None)
-    for one in inner:
-        _reach(one, made, seen, depth + (0 if isinstance(one, nn.Module) or isinstance(value, nn.Module) else 1))
+def contents(function: Any, known: set[int]) -> dict[str, Any]:
+    """By the names that lead to them: numbers, strings and tensors that a model or function can reach."""
+    made: dict[str, Any] = {}
+    for path, value in _reached(function, known):
+        if isinstance(value, Tensor):
+            made[path] = value.detach().clone() if value.numel() <= _MOST_ELEMENTS else None
+        for name, one in _inside(value):
+            if isinstance(one, str | bytes | int | float | bool):
+                made[f"{path}.{name}"] = one
+    return made
+
+
+def first_change(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The name of the first thing that is not the same in both."""
+    for path in [*one, *other]:
+        a, b = one.get(path, _GONE), other.get(path, _GONE)
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a.nan_to_num(), b.nan_to_num()):
+                return path
+        elif type(a) is not type(b) or a != b:
+            return path
+    return None
+
+
+def _reached(function: Any, known: set[int]) -> Iterator[tuple[str, Any]]:
+    """Everything that holds state, with the names that lead to it."""
+    seen = set(known)
+    waiting: list[tuple[str, Any, int]] = [(type(function).__name__, function, 0)]
+    for path, value, depth in waiting:
+        if isinstance(value, _PLAIN) or id(value) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(value))
+        yield path, value
+        for name, one in _inside(value):
+            deeper = 0 if isinstance(one, nn.Module) or isinstance(value, nn.Module) else 1
+            waiting.append((f"{path}.{name}", one, depth + deeper))
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Tensor | set) or _get_state(value) is not None:
+        return []
+    if isinstance(value, dict):
+        return [(str(k), v) for k, v in value.items()] if len(value) <= _MOST_ITEMS else []
+    if isinstance(value, list | tuple):
+        return [(str(k), v) for k, v in enumerate(value)] if len(value) <= _MOST_ITEMS else []
+    if isinstance(value, partial):
+        held = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        return list(held.items())
+    if inspect.ismethod(value):
+        return [("self", value.__self__), ("function", value.__func__)]
+    if inspect.isfunction(value):
+        return [(str(k), v) for k, v in enumerate(_named(value))]
+    if not _is_object(value):
+        return []
+    own = getattr(type(value), "forward" if isinstance(value, nn.Module) else "__call__", None)
+    return [*vars(value).items(), ("forward", own if inspect.isfunction(own) else None)]
 
 
 def _is_object(value: Any) -> bool:

@@ -47,9 +47,12 @@ class Witness:
     op: str = ""
     """The first op whose result at that position differs."""
     place: Origin | None = None
+    calls: int = 0
+    """How many calls must be made before, whose state shows it."""
 
     def text(self) -> str:
         weights = "the weights as they are" if self.own_weights else "weights drawn anew"
+        weights += f", after {self.calls} calls" if self.calls else ""
         lines = [
             f"{self.kind}: the output at row {self.output[0]}, position {self.output[1]} changes with the input at "
             f"row {self.input[0]}, position {self.input[1]} ({weights})",

@@ -22,6 +22,7 @@ from meshwright.compiler.causality.edits import Base, base_values
 from meshwright.compiler.causality.feed import Feed
 from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.running import Ran, Subject
+from meshwright.compiler.causality.state import first_change
 from meshwright.compiler.causality.widening import NARROW
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name
@@ -87,6 +88,8 @@ class Ways:
     """Whether it does so only where inputs ask for gradients."""
     strangers: Origin | None = None
     """Where a thread begins, or a tensor is met that changes with the tokens and that no op has made."""
+    lasting: str | None = None
+    """What a call leaves behind that changes with the tokens or from call to call."""
 
 
 def ways_of(subject: Subject, feed: Feed, vocabulary: dict[int, int]) -> Ways:
@@ -98,7 +101,9 @@ def ways_of(subject: Subject, feed: Feed, vocabulary: dict[int, int]) -> Ways:
         plain = _walk(subject, feed, values, wide=False, grad=grad)
         if plain is None:
             return Ways()
-        other = _walk(subject, feed, base_values(feed, Base("random"), vocabulary, 4), wide=False, grad=grad)
+        others = base_values(feed, Base("random"), vocabulary, 4)
+        other = _walk(subject, feed, others, wide=False, grad=grad)
+        lasting = _lasting(subject, feed, values, others)
         stranger = plain[1].thread
         if stranger is None and other is not None:
             stranger = _changed(plain[1].strangers, other[1].strangers)
@@ -110,7 +115,25 @@ def ways_of(subject: Subject, feed: Feed, vocabulary: dict[int, int]) -> Ways:
             by_grad, leaves = _by_grad(subject, feed, values, plain)
     finally:
         subject.wide, subject.grad, subject.leaves_grad = wide, grad, False
-    return Ways(by_dtype, by_grad, leaves, stranger)
+    return Ways(by_dtype, by_grad, leaves, stranger, lasting)
+
+
+def _lasting(subject: Subject, feed: Feed, values: list[Tensor], others: list[Tensor]) -> str | None:
+    """A cache that is filled once with the same for all tokens is nothing that lasts."""
+    subject.wide = False
+    try:
+        subject.run(feed, others)
+        another = subject.contents()
+        subject.run(feed, values)
+        once = subject.contents()
+        subject.going_on = True
+        subject.run(feed, values)
+        twice = subject.contents()
+    except Exception:  # whatever the user's model raises
+        return None
+    finally:
+        subject.going_on = False
+    return first_change(once, another) or first_change(once, twice)
 
 
 def _by_grad(subject: Subject, feed: Feed, values: list[Tensor], plain: tuple[Ran, _Path]) -> tuple[bool, bool]:
