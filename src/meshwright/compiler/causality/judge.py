@@ -22,6 +22,7 @@ from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
 from meshwright.compiler.causality.findings import findings_of
 from meshwright.compiler.causality.interpreter import Notes
 from meshwright.compiler.causality.probing import Place, Probed, everywhere, places_of, probe
+from meshwright.compiler.causality.reaching import numbers_named
 from meshwright.compiler.causality.relation import KINDS
 from meshwright.compiler.causality.running import Subject, subject_of
 from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
@@ -97,6 +98,8 @@ def _whole(subject: Subject, given: Feed, analysis: Analysis) -> list[Feed]:
 def _search(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, seconds: float) -> _Sought:
     notes = analysis.notes()
     numbers = sorted(notes.numbers, key=abs)[:6]
+    if notes.reads:
+        numbers += [n for n in numbers_named(subject.function, subject.modules) if n not in numbers][: 8 - len(numbers)]
     flags = analysis.flags()
     seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
     feeds = [*analysis.feeds, *_whole(subject, given, analysis)]
@@ -105,6 +108,8 @@ def _search(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, secon
     strong = not any(True for _ in notes.assumptions)
     search.look(frozenset(), Effort(60, seconds / 4, strong))
     leaks = search.found.leaks
+    if search.found.runs and not search.found.finite:
+        return made
     if ways.by_dtype:
         both = wide_pairs(subject, analysis)
         made.keen = frozenset(kind for kind in seen - leaks.keys() if not both.get(kind, True))

@@ -95,7 +95,7 @@ class Ways:
 def ways_of(subject: Subject, feed: Feed, vocabulary: dict[int, int]) -> Ways:
     """Run in each way once. A way that cannot be run is none."""
     values = base_values(feed, Base("random"), vocabulary, 3)
-    wide, grad = subject.wide, subject.grad
+    wide, grad, leaves_grad = subject.wide, subject.grad, subject.leaves_grad
     subject.draw(0.0, 1.0, 0)
     try:
         plain = _walk(subject, feed, values, wide=False, grad=grad)
@@ -114,7 +114,7 @@ def ways_of(subject: Subject, feed: Feed, vocabulary: dict[int, int]) -> Ways:
         if not grad:
             by_grad, leaves = _by_grad(subject, feed, values, plain)
     finally:
-        subject.wide, subject.grad, subject.leaves_grad = wide, grad, False
+        subject.wide, subject.grad, subject.leaves_grad = wide, grad, leaves_grad
     return Ways(by_dtype, by_grad, leaves, stranger, lasting)
 
 
