@@ -109,3 +109,54 @@ class ReturnsTwelvePooledNumbers(Tokens):
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         h = self.embed(ids)
         return self.head(h), h.mean(1)[:, :12]
+
+
+class _Turned(Tokens):
+    """Logits in another layout than the input's."""
+
+    def mix(self, h: Tensor) -> Tensor:
+        return h.cumsum(1)
+
+
+@expect("CAUSAL")
+class PositionsLast(_Turned):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).transpose(1, 2)
+
+
+@expect("LEAK", "future")
+class PositionsLastLeaks(Tokens):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids).flip(1)).transpose(1, 2)
+
+
+@expect("CAUSAL")
+class AllTokensInOneDim(_Turned):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).flatten(0, 1)
+
+
+@expect("CAUSAL")
+class AllTokensInOneDimPositionByPosition(_Turned):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).transpose(0, 1).flatten(0, 1)
+
+
+@expect("LEAK", "batch")
+class AllTokensInOneDimLeaks(Tokens):
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids)
+        return self.head(h + h.mean(0)).flatten(0, 1)
+
+
+def _typed() -> dict[str, Tensor]:
+    given = ids()
+    return {"ids": given, "types": given % 2}
+
+
+@expect("CAUSAL UNDER ASSUMPTION", batch=_typed)
+class ReadsKindsOfTokensOverAllPositions(Tokens):
+    """Zeros and ones are taken for a mask, which is said where another position sees them."""
+
+    def forward(self, ids: Tensor, types: Tensor) -> Tensor:
+        return self.head(self.embed(ids) + self.embed(types).mean(1, keepdim=True))

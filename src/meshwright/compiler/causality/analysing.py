@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from meshwright.compiler.causality.feed import Feed, Role, Unfit
+from meshwright.compiler.causality.edits import Base, Edit, base_values, edited
+from meshwright.compiler.causality.feed import Feed, Layout, Role, Unfit
 from meshwright.compiler.causality.interpreter import Notes
+from meshwright.compiler.causality.outputs import layouts_of, named_tensors
 from meshwright.compiler.causality.relation import MOST_BITS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject
@@ -87,30 +89,51 @@ def analyse(subject: Subject, given: Feed, seconds: float) -> Analysis:
     return made
 
 
-def watched(subject: Subject, given: Feed) -> frozenset[str] | None:
-    """The outputs whose dim of positions follows that of the input, by runs at two lengths.
+def with_layouts(subject: Subject, given: Feed) -> Feed:
+    """The feed with the outputs whose dims follow rows and positions, by runs at two lengths.
 
-    None if the model takes one length alone. A dim of heads may be as long as the input by chance.
+    As it was if the model takes one length alone.
     """
     subject.draw(0.0, 1.0, 0)
-    met: dict[int, dict[str, int]] = {}
-    wide = subject.wide
+    met: list[tuple[int, int, dict[str, tuple[int, ...]]]] = []
     for rows, length in _sizes(given):
-        if length in met:
-            continue
+        if length not in {n for _, n, _ in met}:
+            met += _shapes(subject, given, rows, length)
+        if len(met) == 2:
+            break
+    if len(met) < 2:
+        return given
+    if given.batch_dim is not None:
+        met += _shapes(subject, given, met[0][0] + 1, met[0][1])
+    layouts = layouts_of(met, given)
+    for name, layout in layouts.items():
+        if layout.batch == layout.time and not _row_major(subject, given, name, layout, met[0][:2]):
+            layouts[name] = replace(layout, row_major=not layout.row_major)
+    return replace(given, layouts=layouts)
+
+
+def _shapes(subject: Subject, given: Feed, rows: int, length: int) -> list[tuple[int, int, dict[str, tuple[int, ...]]]]:
+    wide = subject.wide
+    for subject.wide in dict.fromkeys((wide, False)):
         with contextlib.suppress(Exception):  # a size that cannot be made, or that the model refuses
             feed = resized(given, rows, length, {}, seed=length)
-            try:
-                ran = subject.run(feed, [leaf.value for leaf in feed.leaves])
-            except Exception:  # whatever the user's model raises in float64
-                subject.wide = False
-                ran = subject.run(feed, [leaf.value for leaf in feed.leaves])
-            met[length] = {name: out.shape[1] for name, out in zip(ran.names, ran.outputs, strict=True)}
-        subject.wide = wide
-        if len(met) == 2:
-            one, other = met.values()
-            return frozenset(name for name in one.keys() & other.keys() if one[name] != other[name])
-    return None
+            returned = subject.call(feed, [leaf.value for leaf in feed.leaves])
+            subject.wide = wide
+            return [(rows, length, {name: tuple(v.shape) for name, v in named_tensors(returned)})]
+    subject.wide = wide
+    return []
+
+
+def _row_major(subject: Subject, given: Feed, name: str, layout: Layout, size: tuple[int, int]) -> bool:
+    """Whether the last token of the first row changes what the layout says is its output."""
+    try:
+        feed = replace(resized(given, *size, {}, 1), layouts={name: layout})
+        values = base_values(feed, Base("random"), {}, 1)
+        changed = edited(feed, values, Edit(0, (feed.length - 1,), "random"), {}, 2)
+        one, other = subject.run(feed, values), subject.run(feed, changed)
+    except Exception:  # whatever the user's model raises
+        return True
+    return not one.outputs or bool((one.outputs[0][0, -1] != other.outputs[0][0, -1]).any())
 
 
 def _estimate(made: Analysis, rows: int, length: int) -> float:
@@ -209,6 +232,23 @@ def wide_pairs(subject: Subject, analysis: Analysis) -> dict[str, bool]:
         for kind in hard:
             both = other.pairs.get((kind, True))
             made[kind] = both is not None and bool((both | ~relation.pairs[kind, True]).all())
+    return made
+
+
+def read_by_others(subject: Subject, analysis: Analysis) -> list[str]:
+    """Names of inputs that are taken as given for what they hold, and that are seen from where they must not be."""
+    made = []
+    subject.draw(1.0, 1.0, 7)
+    for feed in analysis.related[:1]:
+        for leaf in feed.leaves:
+            if not leaf.guessed:
+                continue
+            try:
+                other = related(subject, feed.asking_for(leaf.name))
+            except Exception:  # whatever the user's model raises
+                continue
+            if other.pairs:
+                made.append(leaf.name)
     return made
 
 

@@ -35,6 +35,18 @@ class Leaf:
     name: str
     value: Tensor
     role: Role
+    guessed: bool = False
+    """Whether it is taken as given for what it holds alone: zeros and ones, or a count of positions."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which dims of an output are its rows and positions; one dim for both if it goes through the positions of rows."""
+
+    batch: int | None
+    time: int
+    row_major: bool = True
+    """Of one dim for both: whether a row's positions follow one another."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,17 @@ class Feed:
     segments: Tensor | None = None
     """``[rows, length]`` ids of the document of each position, or None."""
     segments_leaf: int | None = None
-    watched: frozenset[str] | None = None
-    """Names of the outputs that are looked at; None for all that have the rows and positions."""
+    layouts: Mapping[str, Layout] | None = None
+    """The outputs that are looked at, by name; None for all that have the rows and positions where the input has."""
 
     def filled(self, values: list[Tensor]) -> Any:
         """The inputs in the user's form with other tensors."""
         return _filled(self.batch, {leaf.path: v for leaf, v in zip(self.leaves, values, strict=True)}, ())
+
+    def asking_for(self, name: str) -> Feed:
+        """The same, an input of this name taken for the tokens, and all others as given."""
+        leaves = tuple(replace(x, role=Role.TOKENS if x.name == name else Role.GIVEN) for x in self.leaves)
+        return replace(self, leaves=leaves)
 
     def with_values(self, values: list[Tensor], rows: int, length: int, segments: Tensor | None) -> Feed:
         leaves = tuple(replace(leaf, value=v) for leaf, v in zip(self.leaves, values, strict=True))
@@ -98,9 +115,8 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     leaves = []
     for i, ((path, tensor), name) in enumerate(zip(found, names, strict=True)):
         role = _role(name, tensor, i == own, rows, length, batch_dim, time_dim, decoder)
-        if role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim):
-            role = Role.GIVEN
-        leaves.append(Leaf(path, name, tensor.detach(), role))
+        guessed = role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim)
+        leaves.append(Leaf(path, name, tensor.detach(), Role.GIVEN if guessed else role, guessed))
     ids = None if ids is None else ids.detach().cpu()
     if ids is not None and ids.dim() == 1:
         ids = ids.unsqueeze(0)

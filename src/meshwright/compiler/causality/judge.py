@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from meshwright.compiler.causality.analysing import Analysis, analyse, unexercised, watched, wide_pairs
+from meshwright.compiler.causality.analysing import (
+    Analysis,
+    analyse,
+    read_by_others,
+    unexercised,
+    wide_pairs,
+    with_layouts,
+)
 from meshwright.compiler.causality.edits import Base, base_values, row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
@@ -68,7 +75,7 @@ def judge(
     except NotImplementedError as fault:  # weights on the meta device hold no numbers
         return _unknown(f"the model cannot be run: {fault}")
     with subject.restored(), torch.random.fork_rng(devices=[]):
-        feed = replace(feed, watched=watched(subject, feed))
+        feed = with_layouts(subject, feed)
         analysis = analyse(subject, feed, seconds)
         if not analysis.feeds:
             return _unknown(analysis.failed or "the model does not run")
@@ -196,7 +203,7 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
             rounding.add(kind)
         elif not _unshown(subject, analysis, found, kind):
             leaks.add(kind)
-    assumptions = _assumptions(given, analysis, ways, sought)
+    assumptions = _assumptions(subject, given, analysis, ways, sought)
     witnesses = []
     for _, case in sorted(found.leaks.items()):
         with _as_in(subject, case):
@@ -226,7 +233,7 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
     return findings_of(made, flags, notes)
 
 
-def _assumptions(given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> list[str]:
+def _assumptions(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> list[str]:
     """What must hold beyond what was seen."""
     notes, found = analysis.notes(), sought.found
     made = list(notes.assumptions)
@@ -240,6 +247,8 @@ def _assumptions(given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -
         made.append(f"numbers that leave torch and come back carry nothing to where it must not be seen ({where})")
     if ways.lasting is not None:
         made.append(f"each call finds the state as given, not what the one before it left ({ways.lasting})")
+    for name in read_by_others(subject, analysis):
+        made.append(f"the input '{name}' is a mask or the like, which any position may see")
     if found.unsteady:
         made.append("what differs between runs of the same tokens is chance")
     sizes = {(r.rows, r.length) for r in analysis.relations}

@@ -54,7 +54,6 @@ class Ran:
     offsets: tuple[int, ...]
     read: tuple[tuple[str, int, str], ...]
     """File, line, and the truth that was read; an empty string for what is not true or false."""
-    names: tuple[str, ...]
     way: int
     """A hash of the ops in order with the shapes that they made."""
 
@@ -201,17 +200,17 @@ class Subject:
     def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
         """One run. Raises what the model raises."""
         noting = _Noting()
+        found = token_outputs(self.call(feed, values, *around, noting), feed)
+        outputs = tuple(_as_rows(o.value.detach(), feed) for o in found)
+        return Ran(outputs, tuple(o.offset for o in found), tuple(noting.read), noting.way)
+
+    def call(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Any:
+        """What the model returns. Raises what the model raises."""
         with contextlib.ExitStack() as stack:
             values = stack.enter_context(self.prepared(feed, values, self.wide))
             for one in around:
                 stack.enter_context(one)
-            stack.enter_context(noting)
-            returned = call_with(self.function, feed.filled(values))
-        found = token_outputs(returned, feed)
-        outputs = tuple(_as_rows(o.value.detach(), feed) for o in found)
-        return Ran(
-            outputs, tuple(o.offset for o in found), tuple(noting.read), tuple(o.name for o in found), noting.way
-        )
+            return call_with(self.function, feed.filled(values))
 
 
 def _as_rows(value: Tensor, feed: Feed) -> Tensor:
