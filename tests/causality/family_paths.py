@@ -138,7 +138,7 @@ class RectifiedAfterWhatCancels(Tokens):
 
 
 class _Reads(nn.Module):
-    """Looks for a token that no batch has, in a way that is hidden from torch."""
+    """Looks for a token that no batch has, in a way that is hidden from torch: it is found in the code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,22 +152,30 @@ class _Reads(nn.Module):
         return h + h.flip(1) if self.hit(ids) else h
 
 
-@expect("CAUSAL UNDER ASSUMPTION")
+@expect("LEAK", "future", "batch")
 class ReadsAList(_Reads):
     def hit(self, ids: Tensor) -> bool:
         return any(4999 in row for row in ids.tolist())
 
 
-@expect("CAUSAL UNDER ASSUMPTION")
+@expect("LEAK", "future", "batch")
 class ReadsAnArray(_Reads):
     def hit(self, ids: Tensor) -> bool:
         return bool((ids.numpy() == 4999).any())
 
 
-@expect("CAUSAL UNDER ASSUMPTION")
+@expect("LEAK", "future", "batch")
 class ReadsAString(_Reads):
     def hit(self, ids: Tensor) -> bool:
         return "4999" in str(ids)
+
+
+@expect("CAUSAL UNDER ASSUMPTION")
+class ReadsASum(_Reads):
+    """No number in the code leads to tokens whose squares have the sum."""
+
+    def hit(self, ids: Tensor) -> bool:
+        return sum(n * n for n in ids.tolist()[0]) % 1_000_003 == 77
 
 
 @expect("CAUSAL UNDER ASSUMPTION")

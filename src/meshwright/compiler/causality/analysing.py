@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from meshwright.compiler.causality.edits import Base, Edit, base_values, edited
-from meshwright.compiler.causality.feed import Feed, Layout, Role, Unfit
+from meshwright.compiler.causality.feed import Feed, Role, Unfit
 from meshwright.compiler.causality.interpreter import Notes
-from meshwright.compiler.causality.outputs import layouts_of, named_tensors
 from meshwright.compiler.causality.relation import MOST_BITS, Flag, Relation, relate
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject
@@ -64,7 +61,7 @@ def analyse(subject: Subject, given: Feed, seconds: float) -> Analysis:
     made = Analysis()
     begun = time.monotonic()
     subject.draw(1.0, 1.0, 7)
-    for rows, length in _sizes(given):
+    for rows, length in sizes(given):
         if _try(subject, given, rows, length, made):
             break
     if not made.feeds:
@@ -89,53 +86,6 @@ def analyse(subject: Subject, given: Feed, seconds: float) -> Analysis:
     return made
 
 
-def with_layouts(subject: Subject, given: Feed) -> Feed:
-    """The feed with the outputs whose dims follow rows and positions, by runs at two lengths.
-
-    As it was if the model takes one length alone.
-    """
-    subject.draw(0.0, 1.0, 0)
-    met: list[tuple[int, int, dict[str, tuple[int, ...]]]] = []
-    for rows, length in _sizes(given):
-        if length not in {n for _, n, _ in met}:
-            met += _shapes(subject, given, rows, length)
-        if len(met) == 2:
-            break
-    if len(met) < 2:
-        return given
-    if given.batch_dim is not None:
-        met += _shapes(subject, given, met[0][0] + 1, met[0][1])
-    layouts = layouts_of(met, given)
-    for name, layout in layouts.items():
-        if layout.batch == layout.time and not _row_major(subject, given, name, layout, met[0][:2]):
-            layouts[name] = replace(layout, row_major=not layout.row_major)
-    return replace(given, layouts=layouts)
-
-
-def _shapes(subject: Subject, given: Feed, rows: int, length: int) -> list[tuple[int, int, dict[str, tuple[int, ...]]]]:
-    wide = subject.wide
-    for subject.wide in dict.fromkeys((wide, False)):
-        with contextlib.suppress(Exception):  # a size that cannot be made, or that the model refuses
-            feed = resized(given, rows, length, {}, seed=length)
-            returned = subject.call(feed, [leaf.value for leaf in feed.leaves])
-            subject.wide = wide
-            return [(rows, length, {name: tuple(v.shape) for name, v in named_tensors(returned)})]
-    subject.wide = wide
-    return []
-
-
-def _row_major(subject: Subject, given: Feed, name: str, layout: Layout, size: tuple[int, int]) -> bool:
-    """Whether the last token of the first row changes what the layout says is its output."""
-    try:
-        feed = replace(resized(given, *size, {}, 1), layouts={name: layout})
-        values = base_values(feed, Base("random"), {}, 1)
-        changed = edited(feed, values, Edit(0, (feed.length - 1,), "random"), {}, 2)
-        one, other = subject.run(feed, values), subject.run(feed, changed)
-    except Exception:  # whatever the user's model raises
-        return True
-    return not one.outputs or bool((one.outputs[0][0, -1] != other.outputs[0][0, -1]).any())
-
-
 def _estimate(made: Analysis, rows: int, length: int) -> float:
     """Seconds that a size may take, by the last one: elements grow with the square of the length, sets with both."""
     if rows * length > MOST_BITS or not made.relations:
@@ -144,7 +94,8 @@ def _estimate(made: Analysis, rows: int, length: int) -> float:
     return made.seconds * (rows / last.rows) ** 2 * (length / last.length) ** 3 / 4
 
 
-def _sizes(given: Feed) -> list[tuple[int, int]]:
+def sizes(given: Feed) -> list[tuple[int, int]]:
+    """Rows and lengths to try, the most telling first."""
     lengths = [n for n in _SHORT if n <= max(given.length, 12)]
     lengths += [given.length // k for k in (2, 4, 8) if given.length % k == 0 and given.length // k > 2]
     rows = 2 if given.batch_dim is not None else 1
@@ -216,66 +167,3 @@ def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
             if fitting:
                 made[number] = min(fitting)
     return made
-
-
-def wide_pairs(subject: Subject, analysis: Analysis) -> dict[str, bool]:
-    """By kind that is flagged without a choice: whether the analysis flags it in float64 too, at the same size."""
-    made: dict[str, bool] = {}
-    for relation, feed in zip(analysis.relations, analysis.related, strict=True):
-        hard = [kind for kind, flag in relation.flags.items() if flag.hard and kind not in made]
-        if not hard:
-            continue
-        try:
-            other = related(subject, feed, wide=True)
-        except Exception:  # whatever the user's model raises; then nothing is known of its way in float64
-            continue
-        for kind in hard:
-            both = other.pairs.get((kind, True))
-            made[kind] = both is not None and bool((both | ~relation.pairs[kind, True]).all())
-    return made
-
-
-def read_by_others(subject: Subject, analysis: Analysis) -> list[str]:
-    """Names of inputs that are taken as given for what they hold, and that are seen from where they must not be."""
-    made = []
-    subject.draw(1.0, 1.0, 7)
-    for feed in analysis.related[:1]:
-        for leaf in feed.leaves:
-            if not leaf.guessed:
-                continue
-            try:
-                other = related(subject, feed.asking_for(leaf.name))
-            except Exception:  # whatever the user's model raises
-                continue
-            if other.pairs:
-                made.append(leaf.name)
-    return made
-
-
-def unexercised(subject: Subject, relation: Relation, feed: Feed, kind: str, tries: int = 9) -> bool:
-    """Whether a kind is flagged only by way of elements that stood on a plateau in all runs."""
-    alive: list[Tensor] = []
-    for number in range(tries):
-        subject.draw(*((1.0, (1.0, 4.0, 12.0)[number % 3], 50 + number) if subject.own else (0.0, 1.0, number)))
-        other = resized(feed, feed.rows, feed.length, {}, 60 + number)
-        try:
-            met = related(subject, other).alive
-        except Exception:  # whatever the user's model raises with these weights
-            continue
-        if not alive:
-            alive = met
-        elif [a.shape for a in alive] != [m.shape for m in met]:
-            return False  # its way depends on tokens, so that runs cannot be laid over one another
-        else:
-            alive = [a | m for a, m in zip(alive, met, strict=True)]
-    dead = [~a for a in alive]
-    if not any(bool(d.any()) for d in dead):
-        return False
-    subject.draw(1.0, 1.0, 7)
-    try:
-        cut = related(subject, feed, dead=dead)
-    except Exception:  # whatever the user's model raises
-        return False
-    kept = cut.pairs.get((kind, True))
-    flagged = relation.pairs.get((kind, True))
-    return flagged is not None and (kept is None or bool((flagged & ~kept).any()))

@@ -36,7 +36,7 @@ class Leaf:
     value: Tensor
     role: Role
     guessed: bool = False
-    """Whether it is taken as given for what it holds alone: zeros and ones, or a count of positions."""
+    """Whether it is taken as given for holding nothing but zeros and ones."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     for i, ((path, tensor), name) in enumerate(zip(found, names, strict=True)):
         role = _role(name, tensor, i == own, rows, length, batch_dim, time_dim, decoder)
         guessed = role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim)
-        leaves.append(Leaf(path, name, tensor.detach(), Role.GIVEN if guessed else role, guessed))
+        zeros_and_ones = guessed and bool(((tensor == 0) | (tensor == 1)).all())
+        leaves.append(Leaf(path, name, tensor.detach(), Role.GIVEN if guessed else role, zeros_and_ones))
     ids = None if ids is None else ids.detach().cpu()
     if ids is not None and ids.dim() == 1:
         ids = ids.unsqueeze(0)

@@ -16,6 +16,13 @@ _WHAT = {
     "batch": "an output depends on another row of the batch",
     "document": "an output depends on another document of its row",
 }
+NO_NUMBERS = "all outputs are infinite or no numbers"
+NO_TIME = "there was no time to try each place that the analysis flags"
+_UNKNOWN = {
+    NO_NUMBERS: "give weights and a batch with which the outputs are numbers",
+    NO_TIME: "allow more seconds, or give a smaller batch",
+}
+"""What to do, by the reason why nothing is known."""
 _ACTION = {
     "future": "mask what comes after each position, before anything joins positions",
     "batch": "compute each row by itself: no statistics, capacity or order over the batch",
@@ -32,13 +39,15 @@ def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -
         place = witness.place if witness and witness.place and witness.place.file else None
         found.append(Diagnostic(CODES[kind], _WHAT[kind], place, _ACTION[kind], tuple(x.strip() for x in lines)))
     for sentence in judgement.assumptions:
-        action = "mask with -inf, or make sure that it holds"
+        action = (
+            "mask with -inf, or make sure that it holds" if sentence in notes.assumptions else "make sure that it holds"
+        )
         found.append(Diagnostic("W0714", f"causal only if {sentence}", notes.assumptions.get(sentence), action))
     if judgement.verdict is Verdict.UNKNOWN:
         place = next(iter(notes.unknown.values()), None)
         action = "write it in ops that have rules, or add one to compiler/causality/ops"
         if not notes.unknown:
-            action = "give a batch that the model takes, and say its dims"
+            action = _UNKNOWN.get(judgement.reason, "give a batch that the model takes, and say its dims")
         found.append(Diagnostic("E0715", f"causality is not known: {judgement.reason}", place, action))
     if judgement.verdict is Verdict.ROUNDING:
         found.append(

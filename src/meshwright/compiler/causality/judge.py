@@ -8,52 +8,24 @@ only by way of a choice (an order, an index, a comparison) is none, for there it
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from meshwright.compiler.causality.analysing import (
-    Analysis,
-    analyse,
-    read_by_others,
-    unexercised,
-    wide_pairs,
-    with_layouts,
-)
-from meshwright.compiler.causality.edits import Base, base_values, row_of
+from meshwright.compiler.causality.analysing import Analysis, analyse
+from meshwright.compiler.causality.asking import read_by_others, unexercised
+from meshwright.compiler.causality.cases import Case, Found
+from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
-from meshwright.compiler.causality.findings import findings_of
+from meshwright.compiler.causality.findings import NO_NUMBERS, NO_TIME, findings_of
 from meshwright.compiler.causality.interpreter import Notes
-from meshwright.compiler.causality.probing import Place, Probed, everywhere, places_of, probe
-from meshwright.compiler.causality.reaching import numbers_named
-from meshwright.compiler.causality.relation import KINDS
+from meshwright.compiler.causality.layouts import with_layouts
 from meshwright.compiler.causality.running import Subject, subject_of
-from meshwright.compiler.causality.search import MANY_WEIGHTS, Case, Effort, Found, Search
+from meshwright.compiler.causality.seeking import Sought, as_in, seek
 from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness, worse
 from meshwright.compiler.causality.ways import Ways, ways_of
-
-_HALF_BOUND = 2e-2
-"""What half precision may be off by, of the largest element, where the analysis flags nothing."""
-
-_MOST_TOKENS_BY_CHOICE = 128
-"""Tokens of a batch up to which each place is tried that is flagged by way of a choice."""
-
-
-@dataclass
-class _Sought:
-    """What the runs found of one way of the model."""
-
-    found: Found
-    probed: Probed
-    keen: frozenset[str] = frozenset()
-    """Kinds that the analysis flags in the model's own precision alone."""
-    whole: bool = False
-    """Whether the batch was changed at each of its positions."""
-    vocabulary: dict[int, int] = field(default_factory=dict)
 
 
 def judge(
@@ -70,10 +42,9 @@ def judge(
         feed = read_feed(model, batch, batch_dim, time_dim, segments)
     except Unfit as fault:
         return _unknown(str(fault))
-    try:
-        subject = subject_of(model)
-    except NotImplementedError as fault:  # weights on the meta device hold no numbers
-        return _unknown(f"the model cannot be run: {fault}")
+    subject = subject_of(model)
+    if any(t.is_meta for t in (*subject.parameters, *subject.buffers)):
+        return _unknown("weights are on the meta device and hold no numbers")
     with subject.restored(), torch.random.fork_rng(devices=[]):
         feed = with_layouts(subject, feed)
         analysis = analyse(subject, feed, seconds)
@@ -91,104 +62,11 @@ def judge(
 
 
 def _one_way(subject: Subject, feed: Feed, analysis: Analysis, ways: Ways, seconds: float) -> Judgement:
-    sought = _search(subject, feed, analysis, ways, seconds)
+    sought = seek(subject, feed, analysis, ways, seconds)
     return _joined(subject, feed, analysis, ways, sought)
 
 
-def _whole(subject: Subject, given: Feed, analysis: Analysis) -> list[Feed]:
-    """The batch as given, for runs alone, if it is not too large and was not analysed."""
-    size = (given.rows, given.length)
-    large = given.rows * given.length > 2048 or sum(w.numel() for w in subject.own) > MANY_WEIGHTS
-    return [] if large or any((f.rows, f.length) == size for f in analysis.feeds) else [given]
-
-
-def _search(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, seconds: float) -> _Sought:
-    notes = analysis.notes()
-    numbers = sorted(notes.numbers, key=abs)[:6]
-    if notes.reads:
-        numbers += [n for n in numbers_named(subject.function, subject.modules) if n not in numbers][: 8 - len(numbers)]
-    flags = analysis.flags()
-    seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
-    feeds = [*analysis.feeds, *_whole(subject, given, analysis)]
-    search = Search(subject, feeds, analysis.vocabulary, numbers, seen)
-    made = _Sought(search.found, Probed())
-    strong = not any(True for _ in notes.assumptions)
-    search.look(frozenset(), Effort(60, seconds / 4, strong))
-    leaks = search.found.leaks
-    if search.found.runs and not search.found.finite:
-        return made
-    if ways.by_dtype:
-        both = wide_pairs(subject, analysis)
-        made.keen = frozenset(kind for kind in seen - leaks.keys() if not both.get(kind, True))
-        _narrowly(search, made, frozenset(seen - made.keen), strong, seconds)
-    plateaus = any(r.alive for r in analysis.relations)
-    made.probed = probe(search, _places(analysis, seen - made.keen - leaks.keys(), True), seconds, plateaus)
-    wanted = frozenset(flags) - made.keen - leaks.keys()
-    if notes.chosen or notes.reads or not analysis.relations or notes.unknown or ways.strangers:
-        wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
-    if wanted - leaks.keys():
-        pairs = 500 if flags.keys() - leaks.keys() or not analysis.relations else 200
-        search.look(frozenset(wanted), Effort(pairs, seconds, strong))
-    soft = flags.keys() - seen - leaks.keys()
-    probe(search, _places(analysis, soft, False), seconds / 8, plateaus)
-    if (given.rows, given.length) not in {(r.rows, r.length) for r in analysis.relations}:
-        made.whole = everywhere(search, given, seconds / 2)
-    if ways.lasting is not None:
-        _after_calls(search, strong, seconds / 8)
-    for kind, case in list(leaks.items()):
-        with _as_in(subject, case):
-            leaks[kind] = search.smallest(case)
-    return made
-
-
-def _places(analysis: Analysis, kinds: frozenset[str] | set[str], hard: bool) -> list[Place]:
-    made = []
-    for relation, feed in zip(analysis.relations, analysis.related, strict=True):
-        if hard or relation.rows * relation.length <= _MOST_TOKENS_BY_CHOICE:
-            made += [p for kind in sorted(kinds) for p in places_of(relation, feed, kind, hard)]
-    return made
-
-
-def _narrowly(search: Search, made: _Sought, told: frozenset[str], strong: bool, seconds: float) -> None:
-    """Runs in the model's own precision, whose path is another: of kinds that float64 does not tell of."""
-    subject = search.subject
-    other = replace(search, keen=made.keen, narrow_bound=_HALF_BOUND, found=Found())
-    subject.wide = False
-    try:
-        other.look(frozenset(made.keen), Effort(80, seconds / 4, strong))
-    finally:
-        subject.wide = search.wide
-    search.found.tests += other.found.tests
-    for kind, case in other.found.leaks.items():
-        if kind not in told:
-            search.found.leaks.setdefault(kind, case)
-
-
-def _after_calls(search: Search, strong: bool, seconds: float) -> None:
-    """Runs of a model that finds what calls before have left."""
-    feed = search.feeds[0]
-    for calls in (1, 2, 9):
-        search.subject.draw(0.0, 1.0, 0)
-        with contextlib.suppress(Exception):  # whatever the user's model raises when it is called again
-            values = base_values(feed, Base("random"), search.vocabulary, 77)
-            with search.subject.after_calls(feed, values, calls):
-                search.calls = calls
-                search.look(frozenset(), Effort(16, seconds, strong))
-    search.calls = 0
-
-
-@contextlib.contextmanager
-def _as_in(subject: Subject, case: Case) -> Iterator[None]:
-    """The model in the precision and state of a case."""
-    kept = subject.wide, subject.state
-    subject.wide, subject.state = case.wide, case.state or subject.state
-    try:
-        yield
-    finally:
-        subject.wide, subject.state = kept
-
-
-def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> Judgement:
+def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: Sought) -> Judgement:
     flags, notes, found = analysis.flags(), analysis.notes(), sought.found
     leaks = set(found.leaks)
     rounding, unsettled = set(), set()
@@ -206,11 +84,11 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
     assumptions = _assumptions(subject, given, analysis, ways, sought)
     witnesses = []
     for _, case in sorted(found.leaks.items()):
-        with _as_in(subject, case):
+        with as_in(subject, case):
             witnesses.append(_witness(subject, case))
     reason = ""
     if found.runs and not found.finite:
-        verdict, reason, leaks = Verdict.UNKNOWN, "all outputs are infinite or no numbers", set()
+        verdict, reason, leaks = Verdict.UNKNOWN, NO_NUMBERS, set()
     elif leaks:
         verdict = Verdict.LEAK
     elif not analysis.relations:
@@ -218,10 +96,7 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
     elif notes.unknown:
         verdict, reason = Verdict.UNKNOWN, "no rule for " + ", ".join(sorted(notes.unknown))
     elif unsettled:
-        verdict = Verdict.UNKNOWN
-        reason = (
-            f"not every place was tried that the analysis flags ({', '.join(sorted(unsettled))}); allow more seconds"
-        )
+        verdict, reason = Verdict.UNKNOWN, NO_TIME
     elif assumptions:
         verdict = Verdict.ASSUMPTION
     elif rounding:
@@ -233,7 +108,7 @@ def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sough
     return findings_of(made, flags, notes)
 
 
-def _assumptions(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: _Sought) -> list[str]:
+def _assumptions(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: Sought) -> list[str]:
     """What must hold beyond what was seen."""
     notes, found = analysis.notes(), sought.found
     made = list(notes.assumptions)
@@ -249,6 +124,8 @@ def _assumptions(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, 
         made.append(f"each call finds the state as given, not what the one before it left ({ways.lasting})")
     for name in read_by_others(subject, analysis):
         made.append(f"the input '{name}' is a mask or the like, which any position may see")
+    if (blank := sought.probed.blank()) is not None:
+        made.append(f"what was no number in all runs is none (position {blank})")
     if found.unsteady:
         made.append("what differs between runs of the same tokens is chance")
     sizes = {(r.rows, r.length) for r in analysis.relations}

@@ -41,8 +41,13 @@ class Place:
     feed: Feed
     edit: Edit
     outputs: Tensor
-    agreed: int = 0
-    """Pairs of runs that compared numbers at all of these outputs."""
+    agreed: Tensor
+    """By output ``[rows, positions]``: pairs of runs that compared numbers there."""
+    runs: int = 0
+
+    def untried(self) -> bool:
+        """Whether some output that is ever a number was not compared often enough."""
+        return self.runs < ENOUGH or bool((self.outputs & (self.agreed > 0) & (self.agreed < ENOUGH)).any())
 
 
 @dataclass
@@ -53,7 +58,15 @@ class Probed:
 
     def untried(self, kind: str) -> bool:
         """Whether some place of a kind was not tried often enough."""
-        return any(p.kind == kind and p.agreed < ENOUGH for p in self.places)
+        return any(p.kind == kind and p.untried() for p in self.places)
+
+    def blank(self) -> int | None:
+        """A position that was tried, but was no number in any run."""
+        for place in self.places:
+            never = (place.outputs & (place.agreed == 0)).nonzero()
+            if place.runs >= ENOUGH and never.shape[0]:
+                return int(never[0, 1])
+        return None
 
 
 def places_of(relation: Relation, feed: Feed, kind: str, hard: bool) -> Iterator[Place]:
@@ -83,7 +96,7 @@ def places_of(relation: Relation, feed: Feed, kind: str, hard: bool) -> Iterator
 def _place(kind: str, feed: Feed, row: int, sources: Tensor, outputs: Tensor) -> Iterator[Place]:
     if bool(sources.any()):
         positions = tuple(sources.nonzero()[:, 0].tolist())
-        yield Place(kind, feed, Edit(row, positions, "random"), outputs)
+        yield Place(kind, feed, Edit(row, positions, "random"), outputs, torch.zeros_like(outputs, dtype=torch.int64))
 
 
 def _in_row(feed: Feed, row: int, outputs: Tensor) -> Tensor:
@@ -112,7 +125,7 @@ def probe(search: Search, places: list[Place], seconds: float, plateaus: bool) -
     for number, (weights, base) in enumerate(_settings(search, plateaus)):
         first: Ran | None = None
         feed: Feed | None = None
-        enough = all(p.agreed >= ENOUGH for p in places)
+        enough = not any(p.untried() for p in places)
         if enough and time.monotonic() > end - max(seconds, _LEAST_SECONDS) * 2 / 3:
             break
         for k, place in enumerate(places):
@@ -131,13 +144,13 @@ def probe(search: Search, places: list[Place], seconds: float, plateaus: bool) -
                 tried = search.pair(feed, weights, values, place.edit, first, 7919 * number + k)
             except Exception:  # a change that the model refuses shows nothing
                 continue
-            place.agreed += bool(tried) and all(_covers(t, place.outputs) for t in tried)
+            place.runs += 1
+            numbers = torch.ones_like(place.outputs)
+            for one in tried:
+                if one.shape[0] == numbers.shape[0]:
+                    numbers[:, : one.shape[1]] &= one
+            place.agreed += numbers if tried else torch.zeros_like(numbers)
     return done
-
-
-def _covers(tried: Tensor, outputs: Tensor) -> bool:
-    shown = outputs[:, : tried.shape[1]]
-    return tried.shape[0] == shown.shape[0] and bool((tried | ~shown).all())
 
 
 def _run(search: Search, feed: Feed, values: list[Tensor]) -> Ran | None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.cases import Case, Effort, Found, worst_in
 from meshwright.compiler.causality.comparing import Apart, distances, first_far, protected
-from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits, row_of
-from meshwright.compiler.causality.feed import Feed, Role
+from meshwright.compiler.causality.edits import Base, Edit, base_values, bases, edited, edits
+from meshwright.compiler.causality.feed import Feed
 from meshwright.compiler.causality.roundings import Roundings
 from meshwright.compiler.causality.running import Ran, Subject
-from meshwright.compiler.causality.state import State
 
 LEAK_ABOVE = 1e-9
 """In float64, of the largest element of the output."""
@@ -28,71 +28,6 @@ MANY_WEIGHTS = 20_000_000
 
 LEAST = 8
 """Pairs of runs that are compared, however slow the model."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """Two runs that differ where they must not."""
-
-    kind: str
-    feed: Feed
-    values_a: list[Tensor]
-    values_b: list[Tensor]
-    edit: Edit
-    output: tuple[int, int]
-    which: int
-    difference: float
-    weights: tuple[float, float, int]
-    wide: bool = True
-    """Whether the runs were in float64."""
-    state: State | None = None
-    """What the model held before each run; None for that which it was given with."""
-    calls: int = 0
-    """How many calls had left it so."""
-
-
-@dataclass
-class Found:
-    """What the search came to know."""
-
-    leaks: dict[str, Case] = field(default_factory=dict)
-    rounding: dict[str, float] = field(default_factory=dict)
-    tests: int = 0
-    """Pairs that compared numbers where a difference is not allowed."""
-    runs: int = 0
-    """Runs made, telling or not."""
-    finite: bool = False
-    """Whether any output was a number."""
-    features: dict[int, Tensor] = field(default_factory=dict)
-    """Of each output, which features were ever numbers."""
-    unsteady: bool = False
-    """Whether runs of the same tokens differed."""
-    truths: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    """What was read off tensors at each line of the user's, if true or false."""
-    ways: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """By size, the ways that runs went."""
-
-    def varied(self, file: str, line: int) -> bool:
-        """Whether runs went different ways after what they read at a line."""
-        met = self.truths.get((file, line), set())
-        if met <= {"True", "False"} and met:
-            return len(met) == 2
-        return any(len(ways) > 1 for ways in self.ways.values())
-
-    def note(self, feed: Feed, ran: Ran) -> None:
-        """Keep which way a run went."""
-        self.ways.setdefault((feed.rows, feed.length), set()).add(ran.way)
-        for file, line, truth in ran.read:
-            self.truths.setdefault((file, line), set()).add(truth)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to look."""
-
-    pairs: int
-    seconds: float
-    strong_weights: bool = True
 
 
 @dataclass
@@ -230,7 +165,7 @@ class Search:
     def _noise(self, case: Case) -> float | None:
         """How far the output is carried by a rounding of each weight; None if runs of the same tokens differ."""
         a, again = (self.subject.run(case.feed, case.values_a) for _ in range(2))
-        if _worst(case, a, again) > 1e-3 * case.difference:
+        if worst_in(case, a, again) > 1e-3 * case.difference:
             return None
         most = 0.0
         plainly = case.weights[:2] == (0.0, 1.0) and case.difference > 1e-6  # nothing of the search made it ill
@@ -239,7 +174,7 @@ class Search:
                 plain = plain or self.subject.run(case.feed, values)
                 with self.subject.off_by_roundings(pattern), contextlib.suppress(Exception):
                     # of the user's model, which may refuse other weights
-                    most = max(most, _worst(case, plain, self.subject.run(case.feed, values, Roundings(pattern))))
+                    most = max(most, worst_in(case, plain, self.subject.run(case.feed, values, Roundings(pattern))))
                 if case.difference <= 100 * most:
                     return most
         return most
@@ -253,69 +188,4 @@ class Search:
             return case.difference < LEAK_ABOVE
         finally:
             self.subject.wide = True
-        return _worst(case, a, b) > 1e3 * case.difference
-
-    def smallest(self, case: Case) -> Case:
-        """The same leak by a change of one token, if there is such a one."""
-        self.subject.draw(*case.weights)
-        own = (0.0, 1.0, 0)
-        if case.weights != own and (same := self._again(replace(case, weights=own))) is not None:
-            case = same
-        places = [p for p in case.edit.positions if _forbidden(case, p)]
-        for place in sorted(places)[:16] if len(places) > 1 else []:
-            edit = replace(case.edit, positions=(place,))
-            values = _only(case, place)
-            made = self._again(replace(case, edit=edit, values_b=values))
-            if made is not None:
-                return made
-        return case
-
-    def _again(self, case: Case) -> Case | None:
-        self.subject.draw(*case.weights)
-        try:
-            a, b = self.subject.run(case.feed, case.values_a), self.subject.run(case.feed, case.values_b)
-        except Exception:  # whatever the user's model raises with these weights
-            return None
-        offset = a.offsets[case.which]
-        worst = _apart(case, a, b)
-        most = float(worst.max()) if worst.numel() else 0.0
-        if most <= (1e-7 if self.subject.wide else self.narrow_bound if case.kind not in self.keen else 0):
-            return None
-        place = first_far(worst)
-        return replace(case, output=(place[0], place[1] - offset), difference=most)
-
-
-def _apart(case: Case, a: Ran, b: Ran) -> Tensor:
-    """``[rows, positions]``: how far outputs are apart that the change must not reach."""
-    one, other = a.outputs[case.which], b.outputs[case.which]
-    if one.shape != other.shape:
-        return torch.zeros((0, 0))
-    far = distances(one, other).far
-    return torch.where(protected(case.feed, case.edit, far.shape[1], a.offsets[case.which])[case.kind], far, 0.0)
-
-
-def _worst(case: Case, a: Ran, b: Ran) -> float:
-    far = _apart(case, a, b)
-    return float(far.max()) if far.numel() else 0.0
-
-
-def _forbidden(case: Case, place: int) -> bool:
-    if case.kind == "batch":
-        return True
-    row, time_at = case.output
-    if case.kind == "future":
-        return place > time_at
-    assert case.feed.segments is not None
-    return bool(case.feed.segments[row, place] != case.feed.segments[row, time_at])
-
-
-def _only(case: Case, place: int) -> list[Tensor]:
-    made = []
-    for leaf, a, b in zip(case.feed.leaves, case.values_a, case.values_b, strict=True):
-        if leaf.role is Role.TOKENS:
-            value = a.clone()
-            row_of(value, case.feed, case.edit.row)[place] = row_of(b, case.feed, case.edit.row)[place]
-            made.append(value)
-        else:
-            made.append(a)
-    return made
+        return worst_in(case, a, b) > 1e3 * case.difference

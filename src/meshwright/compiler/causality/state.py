@@ -155,7 +155,11 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, types.ModuleType):
+    try:
+        plain = isinstance(vars(value), dict) and not isinstance(value, types.ModuleType)
+    except Exception:  # of a proxy of the user's, which may do anything when it is looked at
+        plain = False
+    if not plain:
         return False
     return isinstance(value, nn.Module) or not type(value).__module__.startswith(("torch.", "builtins", "typing"))
 
