@@ -29,6 +29,8 @@ Weights, tokens and the change are drawn anew for each, so that one would do but
 """
 
 _LEAST_SECONDS = 2.0
+_MANY = 200
+"""Places beyond which strong weights are left out once each was tried often enough."""
 
 Setting = tuple[tuple[float, float, int], Base]
 
@@ -118,15 +120,14 @@ def _cuts(own: Tensor) -> Iterator[int]:
 def probe(search: Search, places: list[Place], seconds: float, plateaus: bool) -> Probed:
     """Try each place with weights and tokens of many kinds, until its kind has a case or time is up.
 
-    Time is not up before each place was tried once in every setting, or ``seconds`` are over.
+    ``seconds`` bound it, but two of them are always allowed.
     """
     end = time.monotonic() + max(seconds, _LEAST_SECONDS)
     done = Probed(places)
     for number, (weights, base) in enumerate(_settings(search, plateaus)):
         first: Ran | None = None
         feed: Feed | None = None
-        enough = not any(p.untried() for p in places)
-        if enough and time.monotonic() > end - max(seconds, _LEAST_SECONDS) * 2 / 3:
+        if len(places) > _MANY and not any(p.untried() for p in places):
             break
         for k, place in enumerate(places):
             if place.kind in search.found.leaks:

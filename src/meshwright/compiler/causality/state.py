@@ -161,7 +161,7 @@ def _is_object(value: Any) -> bool:
         plain = False
     if not plain:
         return False
-    return isinstance(value, nn.Module) or not type(value).__module__.startswith(("torch.", "builtins", "typing"))
+    return isinstance(value, nn.Module) or not str(type(value).__module__).startswith(("torch.", "builtins", "typing"))
 
 
 def _named(function: types.FunctionType) -> Iterator[Any]:
@@ -169,7 +169,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
             yield cell.cell_contents
-    if function.__module__.startswith(("torch.", "transformers.")):
+    if (function.__module__ or "").startswith(("torch.", "transformers.")):
         return
     for name in function.__code__.co_names:
         found = function.__globals__.get(name)
