@@ -10,17 +10,21 @@ from meshwright.compiler.causality.analysing import Analysis
 from meshwright.compiler.causality.asking import wide_pairs
 from meshwright.compiler.causality.cases import Case, Effort, Found
 from meshwright.compiler.causality.edits import Base, base_values
-from meshwright.compiler.causality.feed import Feed
+from meshwright.compiler.causality.feed import Feed, Unfit
 from meshwright.compiler.causality.probing import Place, Probed, everywhere, places_of, probe
 from meshwright.compiler.causality.reaching import numbers_named
 from meshwright.compiler.causality.reducing import smallest
 from meshwright.compiler.causality.relation import KINDS
+from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject
 from meshwright.compiler.causality.search import MANY_WEIGHTS, Search
 from meshwright.compiler.causality.ways import Ways
 
 _HALF_BOUND = 2e-2
 """What half precision may be off by, of the largest element, where the analysis flags nothing."""
+
+_LARGE = 2048
+"""Tokens of a batch beyond which not all of its positions are tried in all of its rows."""
 
 _MOST_TOKENS_BY_CHOICE = 128
 """Tokens of a batch up to which each place is tried that is flagged by way of a choice."""
@@ -76,13 +80,25 @@ def seek(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, seconds:
     soft = flags.keys() - seen - leaks.keys()
     probe(search, _places(analysis, soft, False), seconds / 8, plateaus)
     if (given.rows, given.length) not in {(r.rows, r.length) for r in analysis.relations}:
-        made.whole = everywhere(search, given, seconds)
+        made.whole = all(everywhere(search, one, seconds) for one in _as_large(given, analysis))
     if ways.lasting is not None:
         _after_calls(search, strong, seconds / 8)
     for kind, case in list(leaks.items()):
         with as_in(subject, case):
             leaks[kind] = smallest(search, case)
     return made
+
+
+def _as_large(given: Feed, analysis: Analysis) -> list[Feed]:
+    """The batch; of a very large one as many positions in few rows, and as many rows of few positions."""
+    first = analysis.feeds[0]
+    if given.rows * given.length <= _LARGE:
+        return [given]
+    made = []
+    for rows, length in ((min(first.rows, given.rows), given.length), (given.rows, min(first.length, given.length))):
+        with contextlib.suppress(Unfit):  # then it is tried as it is
+            made.append(resized(given, rows, length, analysis.vocabulary, length))
+    return made if len(made) == 2 else [given]
 
 
 def _places(analysis: Analysis, kinds: frozenset[str] | set[str], hard: bool) -> list[Place]:
