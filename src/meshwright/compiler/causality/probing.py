@@ -30,7 +30,7 @@ Weights, tokens and the change are drawn anew for each, so that one would do but
 
 _LEAST_SECONDS = 2.0
 _MANY = 200
-"""Places beyond which strong weights are left out once each was tried often enough."""
+"""Places beyond which special tokens and strong weights are left out once each was tried often enough."""
 
 Setting = tuple[tuple[float, float, int], Base]
 
@@ -172,6 +172,9 @@ def _settings(search: Search, plateaus: bool) -> Iterator[Setting]:
     yield (1.0, 1.0, 1) if own else (0.0, 1.0, 1), random
     yield (1.0, 1.0, 11) if own else (0.0, 1.0, 11), random if floats else few
     yield (1.0, 1.0, 21) if own else (0.0, 1.0, 21), Base("small") if floats else random
+    for k, number in enumerate(search.numbers[:4]):  # what is hidden by tokens that the model looks for
+        yield (0.0, 1.0, 51 + k), Base("begin", number)
+        yield (0.0, 1.0, 61 + k), Base("number", number)
     if own and sum(w.numel() for w in search.subject.own) <= MANY_WEIGHTS:
         yield (1.0, 4.0, 2), random
         yield (0.5, 12.0, 3), random

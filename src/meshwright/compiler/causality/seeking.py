@@ -75,7 +75,7 @@ def seek(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, seconds:
     if notes.chosen or notes.reads or not analysis.relations or notes.unknown or ways.strangers:
         wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
     if wanted - leaks.keys():
-        pairs = 500 if flags.keys() - seen - leaks.keys() or not analysis.relations else 200
+        pairs = 500 if flags.keys() - leaks.keys() or not analysis.relations else 200
         search.look(frozenset(wanted), Effort(pairs, seconds, strong))
     soft = flags.keys() - seen - leaks.keys()
     probe(search, _places(analysis, soft, False), seconds / 8, plateaus)
