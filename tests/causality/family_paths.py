@@ -198,3 +198,9 @@ class ComputesInNumpy(Tokens):
 class LeaksInNumpy(Tokens):
     def mix(self, h: Tensor) -> Tensor:
         return torch.from_numpy(np.flip(h.detach().numpy(), 1).copy())
+
+
+@expect("LEAK", "future")
+class LargerOfTwoThatAreFarApart(Tokens):
+    def mix(self, h: Tensor) -> Tensor:
+        return torch.maximum(h, h.flip(1) - 60)

@@ -144,13 +144,29 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _saturated(self, call: Call, shadow: Any) -> Any:
         """The shadow of a saturating op, without what is said to be dead; of any other as it is."""
         name = call.name.split(".")[1]
-        if name not in SATURATING or not isinstance(shadow, Shadow) or shadow.deps is None:
+        if not isinstance(shadow, Shadow) or shadow.deps is None or not isinstance(call.get("self"), Tensor):
+            return shadow
+        if name in ("maximum", "minimum") and shadow.item is None:
+            return self._larger(call, shadow, 1 if name == "maximum" else -1)
+        if name not in SATURATING:
             return shadow
         number = len(self.alive)
         self.alive.append(living(name, call.arguments).expand(shadow.shape))
         if number >= len(self.dead) or self.dead[number].shape != shadow.shape:
             return shadow
         return shadow.with_deps(torch.where(self.dead[number].unsqueeze(-1), 0, shadow.deps))
+
+    def _larger(self, call: Call, shadow: Shadow, sign: int) -> Shadow:
+        """Of the larger of two, or the smaller: an operand that is never it is dead."""
+        number, deps = len(self.alive), None
+        pair = (call["self"], call["other"])
+        for k, (one, other) in enumerate((pair, pair[::-1])):
+            self.alive.append((sign * (one - other) >= 0).expand(shadow.shape))
+            words = call.words(call.shadow(one).expand(shadow.shape))
+            if number + k < len(self.dead) and self.dead[number + k].shape == shadow.shape:
+                words = torch.where(self.dead[number + k].unsqueeze(-1), 0, words)
+            deps = words if deps is None else deps | words
+        return shadow.with_deps(deps) if number < len(self.dead) else shadow
 
     def _everything(self, call: Call, outs: list[Tensor]) -> None:
         """An op of which nothing is known: each element of its results depends on all that it was given."""
