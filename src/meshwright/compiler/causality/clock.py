@@ -11,6 +11,14 @@ OVER = "the time was over"
 """Why something was not compared."""
 
 
+MORE_TIME = "give it more seconds, or a smaller model or batch"
+"""What to do about it."""
+
+
+LEAST = 2.0
+"""Seconds that are allowed for the least without which nothing can be said, if the check has fewer."""
+
+
 class TimeIsUp(BaseException):
     """No further run is begun. No ``Exception``: it is not the model's, whose exceptions are caught run by run."""
 
@@ -22,8 +30,13 @@ class Clock:
         self.seconds = seconds
         self._begun = time.monotonic()
         self.end = self._begun + seconds
-        self._last = self.end + seconds
+        self._last = self.end + max(seconds, LEAST)
         self._doing: tuple[str, float] | None = None
+
+    @property
+    def over(self) -> str:
+        """What is said when it is."""
+        return f"the {self.seconds:g} seconds of the check were over"
 
     @property
     def late(self) -> bool:

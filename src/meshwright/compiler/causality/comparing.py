@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,23 +12,34 @@ from meshwright.compiler.causality.feed import Feed
 from meshwright.compiler.causality.typed import distinct
 
 
-def distances(a: Tensor, b: Tensor) -> Tensor | None:
-    """``[rows, positions]``: the largest difference of features, relative to the largest element.
+@dataclass(frozen=True)
+class Apart:
+    """How far two outputs are apart. ``far`` and ``tried`` are ``[rows, positions]``."""
 
-    What is no number in both runs is equal; None where it is in one alone, or where values grow without bound.
+    far: Tensor
+    """The largest difference of features that are numbers, relative to the largest element of both outputs."""
+    tried: Tensor
+    """Where some feature is a number in both: what is none says nothing, neither of a leak nor of there being none."""
+    features: Tensor
+    """Which features are numbers in both anywhere."""
+
+
+def distances(a: Tensor, b: Tensor) -> Apart:
+    """Compare two outputs ``[rows, positions, features]`` of one shape.
+
+    Infinities of opposite sign are as far apart as the largest element is large; other numbers that are not finite
+    compare with nothing. Where values grow beyond 1e100 nothing is tried.
     """
-    finite_a, finite_b = torch.isfinite(a), torch.isfinite(b)
-    if bool((finite_a != finite_b).any()):
-        return None
-    far = torch.where(finite_a, (a - b).abs(), 0.0)
-    size = float(torch.where(finite_a, a.abs(), 0.0).max()) if a.numel() else 0.0
-    if size > 1e100:
-        return None
-    return (
-        far.amax(-1) / size
-        if size and a.shape[-1]
-        else torch.zeros(a.shape[:2], dtype=torch.float64) + (far.amax(-1) if a.shape[-1] else 0.0)
-    )
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    size = float(torch.where(finite, torch.maximum(a.abs(), b.abs()), 0.0).max()) if a.numel() else 0.0
+    if size > 1e100 or not a.shape[-1]:
+        finite = torch.zeros_like(finite)
+    far = torch.where(finite, (a - b).abs() / (size or 1.0), 0.0)
+    far = torch.where(torch.isinf(a) & (a == -b), 1.0, far)
+    features = finite.flatten(0, 1).any(0)
+    if not a.shape[-1]:
+        return Apart(far.new_zeros(a.shape[:2]), finite.any(-1), features)
+    return Apart(far.amax(-1), finite.any(-1), features)
 
 
 def protected(feed: Feed, edit: Edit, positions: int, offset: int) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def edits(feed: Feed, numbers: list[int], dice: random.Random) -> Iterator[Edit]
     """Changes to a batch, the most telling first; documents are changed one by one."""
     length, rows = feed.length, feed.rows
     cuts = [length // 2 - 1, 0, length - 2, -1, length // 3]
-    kinds = [("random", 0), ("first", 0), *(("number", n) for n in numbers[:4])]
+    kinds = [("random", 0), ("first", 0), *(("number", n) for n in numbers[:8])]
     listed: list[Edit] = []
     if feed.segments is not None:
         for row in range(min(rows, 2)):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.call import tensors_in
+from meshwright.compiler.causality.cases import Case
 from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.running import Subject
-from meshwright.compiler.causality.search import Case
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name
 

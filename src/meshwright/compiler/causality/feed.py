@@ -35,6 +35,18 @@ class Leaf:
     name: str
     value: Tensor
     role: Role
+    guessed: bool = False
+    """Whether it is taken as given for holding nothing but zeros and ones."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which dims of an output are its rows and positions; one dim for both if it goes through the positions of rows."""
+
+    batch: int | None
+    time: int
+    row_major: bool = True
+    """Of one dim for both: whether a row's positions follow one another."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,17 @@ class Feed:
     segments: Tensor | None = None
     """``[rows, length]`` ids of the document of each position, or None."""
     segments_leaf: int | None = None
-    guessed: tuple[str, ...] = ()
-    """Inputs that are taken as given because they hold nothing but zeros and ones; no name or dtype says so."""
+    layouts: Mapping[str, Layout] | None = None
+    """The outputs that are looked at, by name; None for all that have the rows and positions where the input has."""
 
     def filled(self, values: list[Tensor]) -> Any:
         """The inputs in the user's form with other tensors."""
         return _filled(self.batch, {leaf.path: v for leaf, v in zip(self.leaves, values, strict=True)}, ())
+
+    def asking_for(self, name: str) -> Feed:
+        """The same, an input of this name taken for the tokens, and all others as given."""
+        leaves = tuple(replace(x, role=Role.TOKENS if x.name == name else Role.GIVEN) for x in self.leaves)
+        return replace(self, leaves=leaves)
 
     def with_values(self, values: list[Tensor], rows: int, length: int, segments: Tensor | None) -> Feed:
         leaves = tuple(replace(leaf, value=v) for leaf, v in zip(self.leaves, values, strict=True))
@@ -96,14 +113,12 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
     length = value.shape[time_dim]
     decoder = any(n.startswith("decoder_") for n in names)
     ids = found[own][1] if own is not None else segments if isinstance(segments, Tensor) else None
-    leaves, guessed = [], []
+    leaves = []
     for i, ((path, tensor), name) in enumerate(zip(found, names, strict=True)):
         role = _role(name, tensor, i == own, rows, length, batch_dim, time_dim, decoder)
-        if role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim):
-            role = Role.GIVEN
-            if not _counts(tensor, time_dim):
-                guessed.append(name)
-        leaves.append(Leaf(path, name, tensor.detach(), role))
+        guessed = role is Role.TOKENS and i != main and _tells_no_token(tensor, time_dim)
+        zeros_and_ones = guessed and bool(((tensor == 0) | (tensor == 1)).all())
+        leaves.append(Leaf(path, name, tensor.detach(), Role.GIVEN if guessed else role, zeros_and_ones))
     ids = None if ids is None else ids.detach().cpu()
     if ids is not None and ids.dim() == 1:
         ids = ids.unsqueeze(0)
@@ -111,7 +126,7 @@ def read_feed(function: Any, batch: Any, batch_dim: int | None, time_dim: int, s
         ids = ids.transpose(0, 1)
     if ids is not None and tuple(ids.shape) != (rows, length):
         raise Unfit(f"segments are {list(ids.shape)}, the tokens have {rows} rows of {length}")
-    return Feed(batch, tuple(leaves), rows, length, batch_dim, time_dim, ids, own, tuple(guessed))
+    return Feed(batch, tuple(leaves), rows, length, batch_dim, time_dim, ids, own)
 
 
 _MAIN = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds", "ids", "tokens", "idx", "x")

@@ -17,6 +17,13 @@ _WHAT = {
     "batch": "an output depends on another row of the batch",
     "document": "an output depends on another document of its row",
 }
+NO_NUMBERS = "all outputs are infinite or no numbers"
+NO_TIME = "there was no time to try each place that the analysis flags"
+_UNKNOWN = {
+    NO_NUMBERS: "give weights and a batch with which the outputs are numbers",
+    NO_TIME: "allow more seconds, or give a smaller batch",
+}
+"""What to do, by the reason why nothing is known."""
 _ACTION = {
     "future": "mask what comes after each position, before anything joins positions",
     "batch": "compute each row by itself: no statistics, capacity or order over the batch",
@@ -40,7 +47,9 @@ def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -
         place = next(iter(notes.unknown.values()), None)
         action = "write it in ops that have rules, or add one to compiler/causality/ops"
         if not notes.unknown:
-            action = judgement.action or "give a batch that the model takes, and say its dims"
+            action = judgement.action or _UNKNOWN.get(
+                judgement.reason, "give a batch that the model takes, and say its dims"
+            )
         found.append(Diagnostic("E0715", f"causality is not known: {judgement.reason}", place, action))
     if judgement.verdict is Verdict.ROUNDING:
         found.append(

@@ -7,6 +7,7 @@ in these; any other depends on everything that it is given, and is named.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from meshwright.compiler.causality.call import Call, bind, tensors_in
 from meshwright.compiler.causality.listings import Listings
 from meshwright.compiler.causality.memory import Memory
 from meshwright.compiler.causality.places import user_place
+from meshwright.compiler.causality.plateaus import SATURATING, living
 from meshwright.compiler.causality.registry import find_replacement, find_rule
 from meshwright.compiler.causality.shadow import Shadow, constant
 from meshwright.compiler.causality.words import any_over, single
@@ -68,6 +70,10 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         """Bits that stand for ops without a rule, in the order in which these are met."""
         self.all_candidates = all_candidates
         """Whether a computed mask is taken to choose every row that it could choose."""
+        self.dead: Sequence[Tensor] = ()
+        """Of each saturating op in order: the elements that are taken to depend on nothing."""
+        self.alive: list[Tensor] = []
+        """Of each saturating op in order: the elements that did not stand on a plateau."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,7 +137,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if outs and given and all(_aliases(o, given) for o in outs):
             return call.out  # contiguous() of what is contiguous, and the like
         if chosen is not None:
-            self._keep(call.out, chosen(call))
+            shadow = chosen(call)
+            self._keep(call.out, self._saturated(call, shadow))
         elif idle:
             known = all(bool(s.known.all()) for s in shadows) and not _random(call.func)
             for out in outs:
@@ -139,6 +146,33 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         else:
             self._everything(call, outs)
         return call.out
+
+    def _saturated(self, call: Call, shadow: Any) -> Any:
+        """The shadow of a saturating op, without what is said to be dead; of any other as it is."""
+        name = call.name.split(".")[1]
+        if not isinstance(shadow, Shadow) or shadow.deps is None or not isinstance(call.get("self"), Tensor):
+            return shadow
+        if name in ("maximum", "minimum") and shadow.item is None:
+            return self._larger(call, shadow, 1 if name == "maximum" else -1)
+        if name not in SATURATING:
+            return shadow
+        number = len(self.alive)
+        self.alive.append(living(name, call.arguments).expand(shadow.shape))
+        if number >= len(self.dead) or self.dead[number].shape != shadow.shape:
+            return shadow
+        return shadow.with_deps(torch.where(self.dead[number].unsqueeze(-1), 0, shadow.deps))
+
+    def _larger(self, call: Call, shadow: Shadow, sign: int) -> Shadow:
+        """Of the larger of two, or the smaller: an operand that is never it is dead."""
+        number, deps = len(self.alive), None
+        pair = (call["self"], call["other"])
+        for k, (one, other) in enumerate((pair, pair[::-1])):
+            self.alive.append((sign * (one - other) >= 0).expand(shadow.shape))
+            words = call.words(call.shadow(one).expand(shadow.shape))
+            if number + k < len(self.dead) and self.dead[number + k].shape == shadow.shape:
+                words = torch.where(self.dead[number + k].unsqueeze(-1), 0, words)
+            deps = words if deps is None else deps | words
+        return shadow.with_deps(deps) if number < len(self.dead) else shadow
 
     def _everything(self, call: Call, outs: list[Tensor]) -> None:
         """An op of which nothing is known: each element of its results depends on all that it was given."""

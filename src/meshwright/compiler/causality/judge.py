@@ -2,7 +2,7 @@
 
 The analysis says what could be seen, a comparison of runs what is. A pair of runs that differ is a leak, whatever the
 analysis says. What the analysis flags without a choice in between, and no pair shows, is a leak too, unless it must
-have shown (:func:`_cancels`); what it flags
+have shown (:func:`_unshown`); what it flags
 only by way of a choice (an order, an index, a comparison) is none, for there it says more than is true.
 """
 
@@ -10,69 +10,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from meshwright.compiler.causality.clock import Clock, TimeIsUp
+from meshwright.compiler.causality.analysing import Analysis, analyse
+from meshwright.compiler.causality.asking import read_by_others, unexercised
+from meshwright.compiler.causality.cases import Case, Found
+from meshwright.compiler.causality.clock import MORE_TIME, Clock, TimeIsUp
 from meshwright.compiler.causality.edits import row_of
 from meshwright.compiler.causality.entering import where_it_enters
 from meshwright.compiler.causality.feed import Feed, Role, Unfit, read_feed
-from meshwright.compiler.causality.findings import findings_of, with_second
-from meshwright.compiler.causality.fitting import action_of
+from meshwright.compiler.causality.findings import NO_NUMBERS, NO_TIME, findings_of, with_second
 from meshwright.compiler.causality.interpreter import Notes
-from meshwright.compiler.causality.relation import KINDS, Flag, Relation, relate
+from meshwright.compiler.causality.layouts import with_layouts
 from meshwright.compiler.causality.resizing import resized
 from meshwright.compiler.causality.running import Subject, subject_of
-from meshwright.compiler.causality.search import LEAST, MANY_WEIGHTS, Case, Effort, Found, Search
+from meshwright.compiler.causality.search import LEAST
 from meshwright.compiler.causality.second.opinion import second_reading
-from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness
+from meshwright.compiler.causality.seeking import Sought, as_in, seek
+from meshwright.compiler.causality.verdict import Judgement, Verdict, Witness, worse
+from meshwright.compiler.causality.ways import Ways, ways_of
 
-_SHORT = (12, 16, 24, 10, 8, 32, 6, 9, 20, 48, 64, 4, 128)
-_UNDIVIDED = (11, 13, 17, 7, 23)
-_LONGEST = 96
 SECONDS = 20.0
 """What a check may take, if nothing else is said."""
-ANALYSIS = 0.5
-"""Of that, when no further length is analysed."""
-MORE_TIME = "give it more seconds, or a smaller model or batch"
-ENOUGH = 100
-"""Pairs of runs without any difference after which a smooth function is taken not to depend at all."""
-
-
-@dataclass
-class _Analysis:
-    """What the runs with shadows found, over all lengths."""
-
-    relations: list[Relation]
-    feeds: list[Feed]
-    vocabulary: dict[int, int]
-    failed: str = ""
-    action: str = ""
-    """What to do about that."""
-
-    def flags(self) -> dict[str, Flag]:
-        made: dict[str, Flag] = {}
-        for relation in self.relations:
-            for kind, flag in relation.flags.items():
-                if kind not in made or (flag.hard and not made[kind].hard):
-                    made[kind] = flag
-        return made
-
-    def notes(self) -> Notes:
-        made = Notes()
-        for relation in self.relations:
-            made.assumptions.update(relation.notes.assumptions)
-            made.unknown.update(relation.unknown)
-            made.reads.extend(relation.notes.reads)
-            made.chosen = made.chosen or relation.notes.chosen
-            made.steps = made.steps or relation.notes.steps
-            made.foreign = made.foreign or relation.notes.foreign
-            made.numbers |= relation.notes.numbers
-            made.spans |= relation.notes.spans
-            made.rows |= relation.notes.rows
-        return made
+_UNDIVIDED = (11, 53, 13, 17, 7, 23)
 
 
 def judge(
@@ -93,18 +55,33 @@ def judge(
         return _unknown(str(fault), fault.action)
     subject.clock = clock
     with subject.restored(), torch.random.fork_rng(devices=[]):
-        analysis = _analyse(subject, feed)
-        if not analysis.feeds:
-            return _unknown(analysis.failed or "the model does not run", analysis.action)
-        found = _search(subject, feed, analysis)
-        joined = _joined(subject, analysis, found)
-        subject.place(wide=False)
-        return with_second(
-            joined, second_reading(subject.function, _for_second(feed, analysis), subject.addresses(), clock)
-        )
+        try:
+            return _in_all_ways(subject, feed, clock)
+        except TimeIsUp:
+            return _unknown(clock.over, MORE_TIME)
 
 
-def _for_second(given: Feed, analysis: _Analysis) -> Iterator[Feed]:
+def _in_all_ways(subject: Subject, feed: Feed, clock: Clock) -> Judgement:
+    """In each way in which the model computes, and by the second reading. Raises TimeIsUp."""
+    seconds = clock.seconds
+    feed = with_layouts(subject, feed)
+    analysis = analyse(subject, feed, seconds)
+    if not analysis.feeds:
+        return _unknown(analysis.failed or "the model does not run", analysis.action)
+    ways = ways_of(subject, analysis.feeds[0], analysis.vocabulary)
+    made = _one_way(subject, feed, analysis, ways, clock)
+    if ways.by_grad:
+        subject.grad, subject.leaves_grad = True, ways.leaves_grad
+        recorded = analyse(subject, feed, seconds)
+        if recorded.feeds:
+            ways = ways_of(subject, recorded.feeds[0], recorded.vocabulary)
+            made = worse(made, _one_way(subject, feed, recorded, ways, clock))
+    subject.draw(1.0, 1.0, 7)
+    subject.place(wide=False)
+    return with_second(made, second_reading(subject.function, _for_second(feed, analysis), subject.addresses(), clock))
+
+
+def _for_second(given: Feed, analysis: Analysis) -> Iterator[Feed]:
     """Lengths that divide nothing, so that no rule takes a dim apart; else those of the analysis."""
     for length in _UNDIVIDED:
         with contextlib.suppress(Unfit):
@@ -112,162 +89,48 @@ def _for_second(given: Feed, analysis: _Analysis) -> Iterator[Feed]:
     yield from analysis.feeds
 
 
-def _analyse(subject: Subject, given: Feed) -> _Analysis:
-    made = _Analysis([], [], {})
+def _one_way(subject: Subject, feed: Feed, analysis: Analysis, ways: Ways, clock: Clock) -> Judgement:
+    sought = seek(subject, feed, analysis, ways, clock.seconds)
+    subject.clock = Clock(clock.seconds)  # what was found is shown, however late it is
     try:
-        _at_sizes(subject, given, made)
-    except TimeIsUp:
-        if not made.feeds:
-            made.failed, made.action = f"{_over(subject.clock)} before it was run at any size", MORE_TIME
-    return made
+        return _joined(subject, feed, analysis, ways, sought)
+    finally:
+        subject.clock = clock
 
 
-def _at_sizes(subject: Subject, given: Feed, made: _Analysis) -> None:
-    subject.draw(1.0, 1.0, 7)
-    for rows, length in _sizes(given):
-        if _try(subject, given, rows, length, made):
-            break
-    if not made.feeds:
-        return
-    first = made.feeds[0]
-    made.vocabulary = _vocabulary(given, made.notes())
-    span = max((s for s in made.notes().spans if s <= _LONGEST // 2), default=0)
-    for length in (2 * span + 3, first.length + 5, 2 * first.length, 3 * first.length):
-        if len(made.relations) >= 3 or subject.clock.passed > ANALYSIS:
-            break
-        if first.length < length <= _LONGEST and length not in {f.length for f in made.feeds}:
-            _try(subject, given, first.rows, length, made)
-    if (
-        subject.clock.passed < ANALYSIS
-        and (given.rows, given.length) != (first.rows, first.length)
-        and given.rows * given.length <= 256
-    ):
-        _try(subject, given, given.rows, given.length, made)
-
-
-def _sizes(given: Feed) -> list[tuple[int, int]]:
-    lengths = [n for n in _SHORT if n <= max(given.length, 12)]
-    lengths += [given.length // k for k in (2, 4, 8) if given.length % k == 0 and given.length // k > 2]
-    rows = 2 if given.batch_dim is not None else 1
-    made = [(rows, n) for n in dict.fromkeys(lengths)]
-    if given.rows != rows:
-        made += [(given.rows, n) for n in dict.fromkeys(lengths)]
-    return [*made, (rows, given.length), (given.rows, given.length)]
-
-
-def _try(subject: Subject, given: Feed, rows: int, length: int, made: _Analysis) -> bool:
-    """Analyse at one size; the size is kept if the model accepts it."""
-    try:
-        feed = resized(given, rows, length, made.vocabulary, seed=length)
-    except Unfit as fault:
-        made.failed = made.failed or str(fault)
-        return False
-    try:
-        subject.run(feed, [leaf.value for leaf in feed.leaves])
-    except Exception:  # whatever the user's model raises in float64
-        subject.wide = False
-        try:
-            subject.run(feed, [leaf.value for leaf in feed.leaves])
-        except Exception as fault:  # whatever the user's model raises
-            subject.wide = not made.feeds or made.feeds[0] is feed
-            made.failed = f"the model does not run on {rows} rows of {length}: {type(fault).__name__}: {fault}"
-            made.action = action_of(fault)
-            return False
-    subject.notice_writes()
-    for candidates in (True, False):
-        subject.place(wide=False)
-        torch.manual_seed(0)
-        try:
-            with subject.clock.run(f"the analysis, on {rows} rows of {length}", least=True):
-                relation = relate(subject.function, feed, subject.addresses(), candidates)
-        except Unfit as fault:
-            made.failed, made.action = str(fault), fault.action
-            return False
-        except Exception as fault:  # of the user's model, whose ops may do anything; it becomes UNKNOWN
-            made.failed = f"the analysis stopped: {type(fault).__name__}: {fault}"
-            continue
-        made.relations.append(relation)
-        break
-    made.feeds.append(feed)
-    return True
-
-
-def _vocabulary(given: Feed, notes: Notes) -> dict[int, int]:
-    """By leaf: below which number its tokens are, as the tables that they read say."""
-    made = {}
-    for number, leaf in enumerate(given.leaves):
-        if leaf.role is Role.TOKENS and not _is_real(leaf.value) and leaf.value.numel():
-            most = int(leaf.value.max())
-            fitting = [rows for rows in notes.rows if rows > most]
-            if fitting:
-                made[number] = min(fitting)
-    return made
-
-
-def _is_real(value: torch.Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
-def _whole(subject: Subject, given: Feed, analysis: _Analysis) -> list[Feed]:
-    """The batch as given, for runs alone, if it is not too large and was not analysed."""
-    size = (given.rows, given.length)
-    large = given.rows * given.length > 2048 or sum(w.numel() for w in subject.own) > MANY_WEIGHTS
-    return [] if large or any((f.rows, f.length) == size for f in analysis.feeds) else [given]
-
-
-def _search(subject: Subject, given: Feed, analysis: _Analysis) -> Found:
-    notes = analysis.notes()
-    numbers = sorted(notes.numbers, key=abs)[:6]
-    flags = analysis.flags()
-    seen = frozenset(kind for kind, flag in flags.items() if flag.hard)
-    search = Search(subject, [*analysis.feeds, *_whole(subject, given, analysis)], analysis.vocabulary, numbers, seen)
-    strong = not any(True for _ in notes.assumptions)
-    with contextlib.suppress(TimeIsUp):
-        _look(search, flags, notes, analysis, strong)
-    for kind, case in list(search.found.leaks.items()):
-        search.found.leaks[kind] = search.smallest(case)
-    return search.found
-
-
-def _look(search: Search, flags: dict[str, Flag], notes: Notes, analysis: _Analysis, strong: bool) -> None:
-    clock = search.subject.clock
-    search.look(frozenset(), Effort(60, min(clock.seconds / 4, clock.left), strong))
-    wanted = frozenset(flags) - search.found.leaks.keys()
-    if notes.chosen or notes.reads or not analysis.relations or notes.unknown:
-        wanted = wanted | {k for k in KINDS if k != "document" or analysis.feeds[0].segments is not None}
-    if wanted - search.found.leaks.keys():
-        pairs = 500 if flags.keys() - search.found.leaks.keys() or not analysis.relations else 200
-        search.look(frozenset(wanted), Effort(pairs, clock.left, strong))
-
-
-def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
-    flags, notes = analysis.flags(), analysis.notes()
-    if subject.clock.late and found.tests < LEAST and not found.leaks:
-        return _unknown(f"{_over(subject.clock)} after {found.tests} pairs of runs", MORE_TIME)
+def _joined(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: Sought) -> Judgement:
+    flags, notes, found = analysis.flags(), analysis.notes(), sought.found
+    if sought.stopped and found.tests < LEAST and not found.leaks:
+        return _unknown(f"{subject.clock.over} after {found.tests} pairs of runs", MORE_TIME)
     leaks = set(found.leaks)
-    rounding = set()
+    rounding, unsettled = set(), set()
     for kind, flag in flags.items():
         if kind in leaks or not flag.hard:
             continue
-        if kind in found.rounding:
-            rounding.add(kind)
-        elif not _cancels(subject, notes, found):
+        if kind in sought.keen:
             leaks.add(kind)
-    assumptions = list(notes.assumptions)
-    for name in analysis.feeds[0].guessed:
-        assumptions.append(f"'{name}', which held nothing but zeros and ones and was not varied, tells no token")
-    if notes.reads and not found.other_path:
-        place = notes.reads[0].place
-        where = f"{place.file}:{place.line}" if place.file else "the model"
-        assumptions.append(f"control flow that depends on values goes as in the runs made ({where})")
-    witnesses = tuple(_witness(subject, case) for _, case in sorted(found.leaks.items()))
+        elif sought.stopped or sought.probed.untried(kind):
+            unsettled.add(kind)
+        elif kind in found.rounding:
+            rounding.add(kind)
+        elif not _unshown(subject, analysis, found, kind):
+            leaks.add(kind)
+    assumptions = _assumptions(subject, given, analysis, ways, sought)
+    witnesses = []
+    for _, case in sorted(found.leaks.items()):
+        with as_in(subject, case):
+            witnesses.append(_witness(subject, case))
     reason = action = ""
-    if leaks:
+    if found.runs and not found.finite:
+        verdict, reason, leaks = Verdict.UNKNOWN, NO_NUMBERS, set()
+    elif leaks:
         verdict = Verdict.LEAK
     elif not analysis.relations:
         verdict, reason, action = Verdict.UNKNOWN, analysis.failed, analysis.action
     elif notes.unknown:
         verdict, reason = Verdict.UNKNOWN, "no rule for " + ", ".join(sorted(notes.unknown))
+    elif unsettled:
+        verdict, reason = Verdict.UNKNOWN, NO_TIME
     elif assumptions:
         verdict = Verdict.ASSUMPTION
     elif rounding:
@@ -275,23 +138,57 @@ def _joined(subject: Subject, analysis: _Analysis, found: Found) -> Judgement:
     else:
         verdict = Verdict.CAUSAL
     lengths = tuple(sorted({r.length for r in analysis.relations}))
-    made = Judgement(verdict, frozenset(leaks), tuple(assumptions), witnesses, (), reason, action, lengths, found.tests)
+    made = Judgement(
+        verdict, frozenset(leaks), tuple(assumptions), tuple(witnesses), (), reason, action, lengths, found.tests
+    )
     return findings_of(made, flags, notes)
 
 
-def _cancels(subject: Subject, notes: Notes, found: Found) -> bool:
+def _assumptions(subject: Subject, given: Feed, analysis: Analysis, ways: Ways, sought: Sought) -> list[str]:
+    """What must hold beyond what was seen."""
+    notes, found = analysis.notes(), sought.found
+    made = list(notes.assumptions)
+    blind = [r.place for r in notes.reads if not found.varied(r.place.file, r.place.line)]
+    if blind:
+        where = f"{blind[0].file}:{blind[0].line}" if blind[0].file else "the model"
+        made.append(f"control flow that depends on values goes as in the runs made ({where})")
+    if ways.strangers is not None:
+        place = ways.strangers
+        where = f"{place.file}:{place.line}" if place.file else "the model"
+        made.append(f"numbers that leave torch and come back carry nothing to where it must not be seen ({where})")
+    if ways.lasting is not None:
+        made.append(f"each call finds the state as given, not what the one before it left ({ways.lasting})")
+    for name in read_by_others(subject, analysis):
+        made.append(f"the input '{name}' is a mask or the like, which any position may see")
+    if (blank := sought.probed.blank()) is not None:
+        made.append(f"what was no number in all runs is none (position {blank})")
+    if found.unsteady:
+        made.append("what differs between runs of the same tokens is chance")
+    sizes = {(r.rows, r.length) for r in analysis.relations}
+    if sizes and (given.rows, given.length) not in sizes and not sought.whole:
+        looked = ", ".join(str(n) for n in sorted({n for _, n in sizes}))
+        made.append(f"{given.rows} rows of {given.length} positions behave as those of lengths {looked}")
+    return made
+
+
+def _unshown(subject: Subject, analysis: Analysis, found: Found, kind: str) -> bool:
     """Whether what the analysis flags, and no pair of runs shows, not even as rounding, is exactly nothing.
 
     It is, if it would vary with the tokens whatever it is: if nothing is rounded to whole numbers, all weights were
-    drawn anew, and there were enough pairs.
+    drawn anew, all features were numbers, and none of it comes only through what stood on a plateau in all runs.
     """
+    notes = analysis.notes()
     drawn = bool(subject.own) or not subject.parameters
-    return not notes.steps and not notes.foreign and drawn and found.tests >= ENOUGH
+    if notes.steps or notes.foreign or not drawn or not all(bool(f.all()) for f in found.features.values()):
+        return False
+    return not any(
+        r.alive and (kind, True) in r.pairs and unexercised(subject, r, f, kind)
+        for r, f in zip(analysis.relations, analysis.related, strict=True)
+    )
 
 
 def _witness(subject: Subject, case: Case) -> Witness:
     op, place = where_it_enters(subject, case)
-    subject.clock = Clock()  # what was found is shown, however late it is
     subject.draw(*case.weights)
     row, time = case.output
     shown: list[tuple[float, ...]] = []
@@ -315,6 +212,7 @@ def _witness(subject: Subject, case: Case) -> Witness:
         difference=case.difference,
         own_weights=case.weights[:2] == (0.0, 1.0),
         segments=case.feed.segments,
+        calls=case.calls,
         op=op,
         place=place,
     )
@@ -327,7 +225,3 @@ def _tokens(case: Case, value: Any) -> tuple[Any, ...]:
 
 def _unknown(reason: str, action: str = "") -> Judgement:
     return findings_of(Judgement(Verdict.UNKNOWN, frozenset(), reason=reason, action=action), {}, Notes())
-
-
-def _over(clock: Clock) -> str:
-    return f"its {clock.seconds:g} seconds, and as many again, were over"

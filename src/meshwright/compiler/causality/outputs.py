@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from meshwright.compiler.causality.feed import Feed
+from meshwright.compiler.causality.feed import Feed, Layout
 from meshwright.compiler.causality.fitting import no_output
+from meshwright.compiler.causality.typed import split_dim
 
 _FIELDS = ("logits", "last_hidden_state", "prediction_logits", "hidden_states", "sample")
 
@@ -25,13 +26,15 @@ class TokenOutput:
 
 def token_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
     """Those with the batch's rows and positions, in order; of a record with logits, these alone."""
-    found: list[tuple[str, Tensor]] = []
-    _collect(returned, "", found)
     made = []
-    for name, value in found:
+    for name, value in named_tensors(returned):
+        if feed.layouts is not None:
+            if name not in feed.layouts:
+                continue
+            value = arranged(value, feed, feed.layouts[name])
         offset = _offset(value, feed)
         if offset is not None:
-            made.append(TokenOutput(name or "output", value, offset))
+            made.append(TokenOutput(name, value, offset))
     exact = [o for o in made if o.offset == 0 and o.value.shape[feed.time_dim] == feed.length]
     return exact or made
 
@@ -40,11 +43,62 @@ def required_outputs(returned: Any, feed: Feed) -> list[TokenOutput]:
     """The same; Unfit is raised where there is none."""
     made = token_outputs(returned, feed)
     if not made:
-        found: list[tuple[str, Tensor]] = []
-        _collect(returned, "", found)
-        shapes = [tuple(value.shape) for _, value in found]
+        shapes = [tuple(value.shape) for _, value in named_tensors(returned)]
         raise no_output(shapes, feed.rows, feed.length, feed.batch_dim, feed.time_dim)
     return made
+
+
+def named_tensors(returned: Any) -> list[tuple[str, Tensor]]:
+    """All tensors that a model returns; of a record with logits, these alone."""
+    found: list[tuple[str, Tensor]] = []
+    _collect(returned, "", found)
+    return [(name or "output", value) for name, value in found]
+
+
+def arranged(value: Tensor, feed: Feed, layout: Layout) -> Tensor:
+    """A view of an output with its rows and positions where the input has them."""
+    batch, time = layout.batch, layout.time
+    if batch is not None and batch == time:
+        sizes = (feed.rows, feed.length) if layout.row_major else (feed.length, feed.rows)
+        if value.dim() <= batch or value.shape[batch] != feed.rows * feed.length:
+            return value
+        value = split_dim(value, batch, sizes)
+        batch, time = (batch, batch + 1) if layout.row_major else (batch + 1, batch)
+    if feed.batch_dim is None or batch is None:
+        return value.movedim(time, feed.time_dim)
+    return value.movedim((batch, time), (feed.batch_dim, feed.time_dim))
+
+
+def layouts_of(met: list[tuple[int, int, dict[str, tuple[int, ...]]]], feed: Feed) -> dict[str, Layout]:
+    """From the shapes of outputs in runs of several ``(rows, length)``: which dims follow rows and positions.
+
+    A dim of heads may be as long as the input by chance, but not at two lengths. Outputs in the layout of the input go
+    before others.
+    """
+    first = met[0][2]
+    plain, other = {}, {}
+    for name, shape in first.items():
+        shapes = [s.get(name, ()) for _, _, s in met]
+        if any(len(s) != len(shape) for s in shapes):
+            continue
+        dims = range(len(shape))
+        if len(shape) > max(feed.time_dim, feed.batch_dim or 0) and _follows(met, name, feed):
+            plain[name] = Layout(feed.batch_dim, feed.time_dim)
+        times = [d for d in dims if all(s[name][d] == n for _, n, s in met)]
+        batches = [d for d in dims if all(s[name][d] == r for r, _, s in met)]
+        joint = [d for d in dims if all(s[name][d] == r * n for r, n, s in met)]
+        if len(times) == 1 and (feed.batch_dim is None or len(batches) == 1):
+            other[name] = Layout(None if feed.batch_dim is None else batches[0], times[0])
+        elif len(joint) == 1 and feed.batch_dim is not None:
+            other[name] = Layout(joint[0], joint[0], feed.batch_dim < feed.time_dim)
+    return plain or other
+
+
+def _follows(met: list[tuple[int, int, dict[str, tuple[int, ...]]]], name: str, feed: Feed) -> bool:
+    if feed.batch_dim is not None and any(s[name][feed.batch_dim] != r for r, _, s in met):
+        return False
+    by_length = {n: s[name][feed.time_dim] for _, n, s in met}
+    return len(set(by_length.values())) == len(by_length)
 
 
 def _offset(value: Tensor, feed: Feed) -> int | None:

@@ -1,10 +1,11 @@
-"""The modules that a function computes with."""
+"""The modules that a function computes with, and the whole numbers that their code names."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -36,6 +37,34 @@ def modules_in(value: Any, depth: int, seen: set[int]) -> Iterator[nn.Module]:
         inner = list(vars(value).values())
     for one in inner:
         yield from modules_in(one, depth + 1, seen)
+
+
+_MOST_NUMBERS = 6
+
+
+def numbers_named(function: Any, modules: list[nn.Module]) -> list[int]:
+    """Whole numbers that stand in the user's own code: what it reads off tensors may be compared with them."""
+    found: dict[int, None] = {}
+    for module in modules:
+        for one in module.modules():
+            if not type(one).__module__.startswith(("torch.", "transformers.")):
+                for name, method in vars(type(one)).items():
+                    if name != "__init__":
+                        _numbers_in(getattr(method, "__code__", None), found)
+    _numbers_in(getattr(function, "__code__", None), found)
+    return [n for n in found if abs(n) > 3][:_MOST_NUMBERS]
+
+
+def _numbers_in(code: Any, found: dict[int, None]) -> None:
+    for one in code.co_consts if isinstance(code, CodeType) else ():
+        if isinstance(one, CodeType):
+            _numbers_in(one, found)
+        elif isinstance(one, int) and not isinstance(one, bool):
+            found[one] = None
+        elif isinstance(one, str) and one.isdecimal() and len(one) < 10:
+            found[int(one)] = None
+        elif isinstance(one, tuple | frozenset):
+            found.update({n: None for n in one if isinstance(n, int) and not isinstance(n, bool)})
 
 
 def _filled(cell: Any) -> bool:

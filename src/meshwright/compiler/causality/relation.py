@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ KINDS = ("future", "batch", "document")
 MOST_UNKNOWN = 20
 """Ops without a rule that are told apart."""
 
-MOST_BITS = 352
+MOST_BITS = 1024
 """Beyond this many tokens, neighbours share a bit."""
 
 
@@ -44,16 +44,31 @@ class Relation:
 
     rows: int
     length: int
-    flags: dict[str, Flag] = field(default_factory=dict)
+    pairs: dict[tuple[str, bool], Tensor] = field(default_factory=dict)
+    """By kind and whether hard: ``[rows, positions, rows, positions]``, output first, where one is not allowed."""
     notes: Notes = field(default_factory=Notes)
     outputs: int = 0
     unknown: dict[str, Origin] = field(default_factory=dict)
     """Ops without a rule that an output depends on."""
 
+    alive: list[Tensor] = field(default_factory=list)
+    """Of each saturating op in order: the elements that did not stand on a plateau."""
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        """The first dependency of each kind, a hard one if there is any."""
+        made = {}
+        for kind in KINDS:
+            hard = (kind, True) in self.pairs
+            if (kind, hard) in self.pairs:
+                a, b, c, d = self.pairs[kind, hard].nonzero()[0].tolist()
+                made[kind] = Flag(kind, (a, b), (c, d), hard)
+        return made
+
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
-    """Attention in its maths form, no fused layers, no compiled functions."""
+def plainly(grad: bool = False) -> Iterator[None]:
+    """Attention in its maths form, no fused layers, no compiled functions, gradients recorded or not."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -64,7 +79,7 @@ def plainly() -> Iterator[None]:
             for setting in (
                 sdpa_kernel(SDPBackend.MATH),
                 torch.backends.mkldnn.flags(enabled=False),
-                torch.no_grad(),
+                torch.set_grad_enabled(grad),
                 torch.compiler.set_stance("force_eager"),
             ):
                 stack.enter_context(setting)
@@ -73,9 +88,20 @@ def plainly() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], all_candidates: bool = True) -> Relation:
+def relate(
+    function: Callable[..., Any],
+    feed: Feed,
+    weights: frozenset[int],
+    all_candidates: bool = True,
+    *,
+    grad: bool = False,
+    dead: Sequence[Tensor] = (),
+) -> Relation:
     """Run with shadows. ``weights`` are addresses of storages that are never known. Raises what the model raises, and
-    Unfit where it returns nothing of tokens."""
+    Unfit where it returns nothing of tokens.
+
+    ``dead`` says for each saturating op in order which of its elements are taken to depend on nothing.
+    """
     bits = _bits(feed)
     free = int(bits.max()) + 1 + feed.rows
     width = width_of(free + MOST_UNKNOWN)
@@ -87,10 +113,11 @@ def relate(function: Callable[..., Any], feed: Feed, weights: frozenset[int], al
         words = _words(feed, leaf.role, value, bits, width)
         memory.write(value, Shadow(torch.zeros(value.shape, dtype=torch.bool), words))
     interpreter = Interpreter(memory, all_candidates, range(free, free + MOST_UNKNOWN))
-    with plainly(), Reading(interpreter), interpreter:
+    interpreter.dead = dead
+    with plainly(grad), Reading(interpreter), interpreter:
         returned = call_with(function, feed.filled(values))
     interpreter.notes.foreign = memory.foreign
-    relation = Relation(feed.rows, feed.length, notes=interpreter.notes)
+    relation = Relation(feed.rows, feed.length, notes=interpreter.notes, alive=interpreter.alive)
     for output in required_outputs(returned, feed):
         shadow = interpreter.listings.settle(memory.read(output.value), output.value)
         relation.outputs += 1
@@ -138,49 +165,34 @@ def _by_position(deps: Tensor, feed: Feed) -> Tensor:
 
 
 def _flag(relation: Relation, feed: Feed, bits: Tensor, words: Tensor, offset: int) -> None:
-    """Keep one dependency of each kind that is not allowed, a hard one if there is any."""
+    """Keep the dependencies that are not allowed."""
     half = words.shape[-1] // 2
+    time = torch.arange(words.shape[1]) - offset
+    valid = (time >= 0) & (time < feed.length)
+    at = time[valid]
+    own_row = torch.eye(feed.rows, dtype=torch.bool)
     for hard, plane in ((True, words[..., half:]), (False, words[..., :half])):
-        seen = unpack(plane)[..., : half * BITS] > 0  # [rows, positions, bits]
-        positions = seen.shape[1]
-        time = torch.arange(positions) - offset
-        valid = (time >= 0) & (time < feed.length)
+        seen = unpack(plane[:, valid])[..., : half * BITS] > 0  # [rows, positions, bits]
+        sources = seen[:, :, bits.flatten()].reshape(feed.rows, -1, feed.rows, feed.length)
+        context = seen[:, :, int(bits.max()) + 1 :][:, :, : feed.rows] & ~own_row[:, None, :]
         for kind in KINDS:
-            known = relation.flags.get(kind)
-            if known is not None and (known.hard or not hard):
-                continue
-            for row in range(feed.rows):
-                found = _first(feed, bits, seen[row], time, valid, row, kind)
-                if found is not None:
-                    relation.flags[kind] = Flag(kind, (row, found[0]), found[1], hard)
-                    break
+            found = sources & _forbidden(feed, bits, at, own_row, kind)
+            if kind == "batch":
+                found = found | context[..., None]
+            if bool(found.any()):
+                size = (feed.rows, feed.length, feed.rows, feed.length)
+                relation.pairs.setdefault((kind, hard), torch.zeros(size, dtype=torch.bool))[:, at] |= found
 
 
-def _first(
-    feed: Feed, bits: Tensor, seen: Tensor, time: Tensor, valid: Tensor, row: int, kind: str
-) -> tuple[int, tuple[int, int]] | None:
-    sources = seen[:, bits.flatten()].reshape(-1, feed.rows, feed.length)  # [positions, rows, length]
+def _forbidden(feed: Feed, bits: Tensor, at: Tensor, own_row: Tensor, kind: str) -> Tensor:
+    """``[rows, positions, rows, length]``, or what spreads to it: what an output must not see."""
     if kind == "batch":
-        forbidden = torch.arange(feed.rows)[None, :, None] != row
-        context = seen[:, int(bits.max()) + 1 :][:, : feed.rows].clone()
-        context[:, row] = False
-        if bool((context & valid[:, None]).any()):
-            place = (context & valid[:, None]).nonzero()[0]
-            return int(time[place[0]]), (int(place[1]), 0)
+        return ~own_row[:, None, :, None]
+    if kind == "future":
+        apart = bits[:, None, :] > bits[:, at][:, :, None]
+    elif feed.segments is None:
+        apart = torch.zeros((feed.rows, at.numel(), feed.length), dtype=torch.bool)
     else:
-        mine = (torch.arange(feed.rows) == row)[None, :, None]
-        at = time.clamp(0, feed.length - 1)
-        if kind == "future":
-            later = bits[row][None, :] > bits[row][at][:, None]
-            forbidden = mine & later[:, None, :]
-        elif feed.segments is None:
-            return None
-        else:
-            other = feed.segments[row][None, :] != feed.segments[row][at][:, None]
-            apart = bits[row][None, :] != bits[row][at][:, None]
-            forbidden = mine & (other & apart)[:, None, :]
-    found = (sources & forbidden & valid[:, None, None]).nonzero()
-    if not found.shape[0]:
-        return None
-    place = found[0]
-    return int(time[place[0]]), (int(place[1]), int(place[2]))
+        other = feed.segments[:, None, :] != feed.segments[:, at][:, :, None]
+        apart = other & (bits[:, None, :] != bits[:, at][:, :, None])
+    return own_row[:, None, :, None] & apart[:, :, None, :]

@@ -9,8 +9,12 @@ from meshwright.compiler.causality.feed import Feed, Leaf, Role, Unfit
 from meshwright.compiler.causality.typed import distinct
 
 
-def resized(feed: Feed, rows: int, length: int, vocabulary: dict[int, int], seed: int) -> Feed:
+def resized(
+    feed: Feed, rows: int, length: int, vocabulary: dict[int, int], seed: int, documents: int | None = None
+) -> Feed:
     """Tokens drawn anew; masks and positions as given, cut or continued. Raises Unfit where that has no answer.
+
+    ``documents`` is how many a row is of where they are made anew; three or four, if it is None.
 
     ``vocabulary`` says for the number of a leaf below which number its tokens are; others come from those given.
     """
@@ -18,7 +22,7 @@ def resized(feed: Feed, rows: int, length: int, vocabulary: dict[int, int], seed
     same = rows == feed.rows and length == feed.length
     segments = None
     if feed.segments is not None:
-        segments = feed.segments if same else _segments(feed, rows, length)
+        segments = feed.segments if same else _segments(feed, rows, length, documents)
     values = []
     for number, leaf in enumerate(feed.leaves):
         if number == feed.segments_leaf and segments is not None:
@@ -50,7 +54,7 @@ def drawn(leaf: Leaf, shape: list[int], vocabulary: int | None, drawing: torch.G
     return torch.randint(int(min(0, int(known.min()))), vocabulary, shape, generator=drawing).to(value.dtype)
 
 
-def _segments(feed: Feed, rows: int, length: int) -> Tensor:
+def _segments(feed: Feed, rows: int, length: int, documents: int | None) -> Tensor:
     """Documents for another size: new ones, if no other input goes with those given, which else are cut."""
     given = feed.segments
     assert given is not None
@@ -61,17 +65,17 @@ def _segments(feed: Feed, rows: int, length: int) -> Tensor:
             steady = bool((leaf.value == leaf.value.flatten()[0]).all())
             alone = alone and (restarts or steady)
     if alone:
-        return segmented(given, rows, length)
-    if length > feed.length:
+        return segmented(given, rows, length, documents)
+    if length > feed.length or documents is not None:
         raise Unfit("the documents cannot be continued")
     return _rows(given, 0, rows)[:, :length]
 
 
-def segmented(given: Tensor, rows: int, length: int) -> Tensor:
+def segmented(given: Tensor, rows: int, length: int, documents: int | None = None) -> Tensor:
     """Ids of documents: three or more in a row, cut at other places in each."""
     first = int(given.min())
     made = torch.zeros((rows, length), dtype=given.dtype)
-    pieces = 3 if length < 24 else 4
+    pieces = documents or (3 if length < 24 else 4)
     for row in range(rows):
         cuts = sorted({max(1, length * k // pieces + (row % 3) - 1) for k in range(1, pieces)})
         for cut in cuts:

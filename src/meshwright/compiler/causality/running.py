@@ -16,9 +16,11 @@ from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.fitting import Unfit
 from meshwright.compiler.causality.outputs import token_outputs
+from meshwright.compiler.causality.places import user_place
 from meshwright.compiler.causality.reaching import modules_in
 from meshwright.compiler.causality.reading import READS
 from meshwright.compiler.causality.relation import plainly
+from meshwright.compiler.causality.state import State, chance, contents, state_of
 from meshwright.compiler.causality.widening import NARROW, Widen, widened, with_digits
 from meshwright.compiler.graph.adapter import times_written
 
@@ -27,18 +29,22 @@ _MOST_WEIGHTS = 300_000_000
 
 
 class _Noting(TorchFunctionMode):
-    """Keeps what the user's code reads off tensors."""
+    """Keeps what the user's code reads off tensors, and which way it went: every function with the shape it made."""
 
-    def __init__(self, read: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.read = read
+        self.read: list[tuple[str, int, str]] = []
+        self.way = 0
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
         if function in READS:
-            self.read.append(str(made))
+            place = user_place()
+            self.read.append((place.file, place.line, str(made) if isinstance(made, bool) else ""))
+        elif isinstance(made, Tensor):
+            self.way = hash((self.way, getattr(function, "__name__", ""), made.shape))
         return made
 
 
@@ -48,7 +54,10 @@ class Ran:
 
     outputs: tuple[Tensor, ...]
     offsets: tuple[int, ...]
-    read: tuple[str, ...]
+    read: tuple[tuple[str, int, str], ...]
+    """File, line, and the truth that was read; an empty string for what is not true or false."""
+    way: int
+    """A hash of the ops in order with the shapes that they made."""
 
 
 @dataclass
@@ -67,10 +76,42 @@ class Subject:
     """Whether runs are in float64."""
     writes: bool = False
     """Whether a run changes weights."""
+    grad: bool = False
+    """Whether runs record gradients."""
+    leaves_grad: bool = False
+    """Whether inputs of numbers ask for gradients, where runs record them."""
+    seed: int = 0
+    """Where the dice begin."""
+    nudged: int = 0
+    """In which pattern weights are off by a rounding, which shows how far roundings are carried; 0 for none."""
+    state: State = field(default_factory=State)
+    going_on: bool = False
+    """Whether a run finds what the run before it left, rather than the state as given."""
+    given: frozenset[int] = frozenset()
+    """Addresses of the inputs of the run under way."""
     _drawn: list[Tensor] = field(default_factory=list)
     _asked: tuple[float, float, int] | None = None
     _placed: bool | None = None
     _written: list[int] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def after_calls(self, feed: Feed, values: list[Tensor], calls: int) -> Iterator[None]:
+        """Runs inside find the state that a number of calls leave. Raises what the model raises."""
+        given = self.state
+        try:
+            self.run(feed, values)
+            self.going_on = True
+            for _ in range(calls - 1):
+                self.run(feed, values)
+            self.state = state_of(self.function, {id(t) for t in (*self.parameters, *self.buffers)})
+            self.going_on = False
+            yield
+        finally:
+            self.going_on, self.state = False, given
+
+    def contents(self) -> dict[str, Any]:
+        """What the model holds now beside weights and buffers."""
+        return contents(self.function, {id(t) for t in (*self.parameters, *self.buffers)})
 
     def addresses(self) -> frozenset[int]:
         """The storages of the weights."""
@@ -78,6 +119,7 @@ class Subject:
 
     def draw(self, scale: float, gain: float, seed: int) -> None:
         """The user's own weights plus noise of ``scale`` of their spread, matrices then times ``gain``."""
+        self.seed = seed
         asked = (scale, gain, seed if scale else 0)
         if self._drawn and asked == self._asked:
             return
@@ -93,15 +135,27 @@ class Subject:
         self._placed = None
 
     def place(self, wide: bool) -> None:
-        """Put the weights drawn last into the model, in float64 or as they are, and the buffers as they were given."""
+        """Put the weights drawn last into the model, in float64 or as they are, and all else as it was given."""
+        if not self.going_on:
+            self.state.restore()
         if self._placed is not wide or self.writes:
             for parameter, drawn in zip(self.parameters, self._drawn, strict=False):
-                parameter.data = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
+                made = with_digits(drawn) if wide and drawn.dtype in NARROW else drawn.clone()
+                parameter.data = _off_by_roundings(made, self.nudged) if self.nudged else made
             self._placed = wide
             self._written = [times_written(p) for p in self.parameters]
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             made = kept.clone()
             buffer.data = widened(made) if wide else made
+
+    @contextlib.contextmanager
+    def off_by_roundings(self, pattern: int) -> Iterator[None]:
+        """Runs inside are with weights that are each off by a rounding."""
+        self.nudged, self._placed = pattern, None
+        try:
+            yield
+        finally:
+            self.nudged, self._placed = 0, None
 
     def notice_writes(self) -> None:
         """See, after a run, whether it changed any weight."""
@@ -115,6 +169,7 @@ class Subject:
         try:
             yield
         finally:
+            self.state.restore()
             with torch.no_grad():
                 for parameter, own in zip(self.parameters, self.own, strict=False):
                     parameter.data = own
@@ -122,17 +177,15 @@ class Subject:
                     buffer.data = tensor
                     buffer.copy_(kept)
 
-    def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
-        """One run. Raises what the model raises, and TimeIsUp if it is too late for one."""
-        read: list[str] = []
+    @contextlib.contextmanager
+    def prepared(self, feed: Feed, values: list[Tensor], wide: bool) -> Iterator[list[Tensor]]:
+        """The weights drawn last in place, all else as it was given. Yields the values as the model gets them."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.clock.run(f"the model, on {feed.rows} rows of {feed.length}", least=True))
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.manual_seed(0)
-            stack.enter_context(plainly())
-            self.place(self.wide)
+            stack.enter_context(chance(self.seed))
+            stack.enter_context(plainly(self.grad))
+            self.place(wide)
             values = [v.clone() for v in values]
-            if self.wide:
+            if wide:
                 default = torch.get_default_dtype()
                 stack.callback(torch.set_default_dtype, default)
                 torch.set_default_dtype(torch.float64)
@@ -140,14 +193,28 @@ class Subject:
                     with_digits(v) if leaf.role is Role.TOKENS and v.dtype in NARROW else widened(v)
                     for leaf, v in zip(feed.leaves, values, strict=True)
                 ]
+            if self.grad and self.leaves_grad:
+                values = asking(values)
+            self.given = frozenset(v.untyped_storage().data_ptr() for v in values)
+            if wide:
                 stack.enter_context(Widen())  # type: ignore[no-untyped-call]  # torch leaves it without types
+            yield values
+
+    def run(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Ran:
+        """One run. Raises what the model raises."""
+        noting = _Noting()
+        found = token_outputs(self.call(feed, values, *around, noting), feed)
+        outputs = tuple(_as_rows(o.value.detach(), feed) for o in found)
+        return Ran(outputs, tuple(o.offset for o in found), tuple(noting.read), noting.way)
+
+    def call(self, feed: Feed, values: list[Tensor], *around: contextlib.AbstractContextManager[Any]) -> Any:
+        """What the model returns. Raises what the model raises, and TimeIsUp if it is too late for a run."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.clock.run(f"the model, on {feed.rows} rows of {feed.length}", least=True))
+            values = stack.enter_context(self.prepared(feed, values, self.wide))
             for one in around:
                 stack.enter_context(one)
-            stack.enter_context(_Noting(read))
-            returned = call_with(self.function, feed.filled(values))
-        found = token_outputs(returned, feed)
-        outputs = tuple(_as_rows(o.value.detach(), feed) for o in found)
-        return Ran(outputs, tuple(o.offset for o in found), tuple(read))
+            return call_with(self.function, feed.filled(values))
 
 
 def _as_rows(value: Tensor, feed: Feed) -> Tensor:
@@ -159,6 +226,19 @@ def _as_rows(value: Tensor, feed: Feed) -> Tensor:
     else:
         value = value.movedim((feed.batch_dim, feed.time_dim), (0, 1))
     return value.reshape(value.shape[0], value.shape[1], -1)
+
+
+def asking(values: list[Tensor]) -> list[Tensor]:
+    """Inputs of numbers as tensors that ask for gradients; not leaves, so that they may be written."""
+    return [v.requires_grad_().clone() if v.is_floating_point() else v for v in values]
+
+
+def _off_by_roundings(value: Tensor, pattern: int) -> Tensor:
+    """Each element times one plus or minus a rounding of float64."""
+    if value.dtype != torch.float64:
+        return value
+    line = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
+    return value * (1 + 4e-16 * torch.cos((2 + pattern) * line))
 
 
 def _spread(own: Tensor) -> float:
@@ -200,4 +280,5 @@ def subject_of(model: Callable[..., Any]) -> Subject:
         raise Unfit("the model's weights are on the meta device and have no values", action)
     if sum(p.numel() for p in made.parameters) <= _MOST_WEIGHTS:
         made.own = [p.data for p in made.parameters]
+    made.state = state_of(function, seen)
     return made

@@ -48,9 +48,12 @@ class Witness:
     op: str = ""
     """The first op whose result at that position differs."""
     place: Origin | None = None
+    calls: int = 0
+    """How many calls must be made before, whose state shows it."""
 
     def text(self) -> str:
         weights = "the weights as they are" if self.own_weights else "weights drawn anew"
+        weights += f", after {self.calls} calls" if self.calls else ""
         lines = [
             f"{self.kind}: the output at row {self.output[0]}, position {self.output[1]} changes with the input at "
             f"row {self.input[0]}, position {self.input[1]} ({weights})",
@@ -84,7 +87,26 @@ class Judgement:
     tests: int = 0
     """Pairs of runs that were compared."""
     second: Opinion | None = None
-    """What the second reading says, for every length; it changes nothing of the verdict."""
+    """What the second reading says; it changes nothing of the verdict."""
+
+
+_WORST = (Verdict.CAUSAL, Verdict.ROUNDING, Verdict.ASSUMPTION, Verdict.UNKNOWN, Verdict.LEAK)
+
+
+def worse(one: Judgement, other: Judgement) -> Judgement:
+    """Two judgements of the same model run in different ways as one: the worse verdict, with all that both found."""
+    told = {(f.code, f.message) for f in one.findings}
+    return Judgement(
+        verdict=max(one.verdict, other.verdict, key=_WORST.index),
+        leaks=one.leaks | other.leaks,
+        assumptions=tuple(dict.fromkeys((*one.assumptions, *other.assumptions))),
+        witnesses=(*one.witnesses, *(w for w in other.witnesses if w.kind not in {v.kind for v in one.witnesses})),
+        findings=(*one.findings, *(f for f in other.findings if (f.code, f.message) not in told)),
+        reason=one.reason or other.reason,
+        action=one.action or other.action,
+        lengths=tuple(sorted({*one.lengths, *other.lengths})),
+        tests=one.tests + other.tests,
+    )
 
 
 def _short(values: tuple[Any, ...]) -> str:

@@ -1,1 +1,1 @@
-"""A second reading of causality, for every length at once: intervals of positions, composed over the op rules."""
+"""A second reading of causality: intervals of positions, composed over the op rules."""

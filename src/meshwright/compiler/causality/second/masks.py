@@ -1,4 +1,4 @@
-"""What values are, told for every length: indices of positions, and masks made by comparing them."""
+"""What values are, told whatever the length: indices of positions, and masks made by comparing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second reading of a model: at two lengths, whose intervals must be the same to hold for every length."""
+"""The second reading of a model: at two lengths, with gradients recorded and without, by the same intervals."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from meshwright.compiler.causality.feed import Feed, Role, call_with
 from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import READS, Plainly
 from meshwright.compiler.causality.relation import plainly
+from meshwright.compiler.causality.running import asking
 from meshwright.compiler.causality.second.reader import READ, Reader
 from meshwright.compiler.causality.second.seen import SAME, Along, Seen, Span, blank
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What the second reading says: ``CAUSAL`` (for every length), ``LEAK``, or ``not shown``, and why not."""
+    """What the second reading says: ``CAUSAL``, ``LEAK``, or ``not shown``, and why not."""
 
     verdict: str
     span: Span | None = None
     """The output at position t depends on positions ``t + low`` to ``t + high``."""
     reason: str = ""
-    length: int | None = None
-    """The only length at which the model was read, if it has but one; None: what is said holds for every length."""
+    lengths: tuple[int, ...] = ()
+    """At which the model was read: two, unless it has but one."""
 
     def json(self) -> dict[str, Any]:
         """As plain data; infinite ends are None."""
         span = None if self.span is None else [n if math.isfinite(n) else None for n in self.span]
-        return {"verdict": self.verdict, "span": span, "reason": self.reason, "length": self.length}
+        return {"verdict": self.verdict, "span": span, "reason": self.reason, "lengths": list(self.lengths)}
 
     def headline(self) -> str:
         """For people."""
@@ -43,7 +44,7 @@ class Opinion:
         low, high = (_text(n) for n in self.span)
         if self.verdict == "not shown":
             return f"{self.verdict}: position t may see {low} to {high}{why}"
-        holds = "for every length" if self.length is None else f"at length {self.length}"
+        holds = f"at length{'s' if len(self.lengths) > 1 else ''} {' and '.join(map(str, self.lengths))}"
         return f"{self.verdict} {holds}: position t sees {low} to {high}{why}"
 
 
@@ -58,34 +59,37 @@ def second_reading(
         try:
             with clock.run(f"the second reading at length {feed.length}", least=True), contextlib.suppress(Exception):
                 # of the user's model, at a size that it may not take
-                made[feed.length] = _at(function, feed, weights)
+                made[feed.length] = _alike(_at(function, feed, weights, grad) for grad in (False, True))
         except TimeIsUp:
             return Opinion("not shown", reason=OVER)
         if len(made) == 2:
             break
     if not made:
         return Opinion("not shown", reason="the model could not be read")
-    if len(made) == 1:
-        ((length, only),) = made.items()
-        return replace(only, length=length)
-    first, other = made.values()
-    if (first.verdict, first.span) == (other.verdict, other.span):
+    return replace(_alike(made.values()), lengths=tuple(made))
+
+
+def _alike(opinions: Iterable[Opinion]) -> Opinion:
+    """What they all say."""
+    first, *others = opinions
+    if all((one.verdict, one.span) == (first.verdict, first.span) for one in others):
         return first
-    unknown = next((one for one in (first, other) if one.verdict == "not shown"), None)
-    return unknown or Opinion("not shown", reason="it differs from length to length")
+    unknown = next((one for one in (first, *others) if one.verdict == "not shown"), None)
+    return unknown or Opinion("not shown", reason="it differs between lengths, or when gradients are recorded")
 
 
-def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int]) -> Opinion:
+def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int], grad: bool) -> Opinion:
     if feed.segments is not None:
         return Opinion("not shown", reason="documents are told by the batch")
     reader = Reader(weights)
     values = [leaf.value.clone() for leaf in feed.leaves]
+    values = asking(values) if grad else values
     for leaf, value in zip(feed.leaves, values, strict=True):
         if leaf.role is not Role.GIVEN:
             reader.know(value, _given(feed, leaf.role, value))
-    with plainly(), _Reads(reader), reader:
-        returned = call_with(function, feed.filled(values))
-    found = [_seen(reader, output.value, output.offset, feed) for output in token_outputs(returned, feed)]
+    with plainly(grad), _Reads(reader), reader:
+        outputs = token_outputs(call_with(function, feed.filled(values)), feed)
+    found = [_seen(reader, output.value, output.offset, feed) for output in outputs]
     given = any(leaf.role is Role.GIVEN and leaf.value.dim() > 1 for leaf in feed.leaves)
     if reader.finite and (reader.others or given):
         return Opinion("not shown", reason="rows may be masked entirely, by finite numbers")
