@@ -10,6 +10,7 @@ from meshwright.checking import checked
 from meshwright.checking_source import Given
 from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.causality.judge import judge
+from meshwright.compiler.causality.rank_findings import mended_finding
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError
 from meshwright.compiler.drift.judge import drift_within
 from meshwright.compiler.emit.artefact import read_artefact
@@ -17,8 +18,10 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.numerics import findings as numerics_findings
 from meshwright.compiler.passes import separability
 from meshwright.compiler.passes.verify_end import verify_end
+from meshwright.compiler.plan import Plan
 from meshwright.equivalence import verify_equivalence
-from meshwright.rank_causality import read_ranks
+from meshwright.frontend.source import Source
+from meshwright.rank_causality import leaks_alone, read_ranks
 from meshwright.runtime.materialize import from_safetensors
 
 UNKNOWN = "UNKNOWN"
@@ -125,7 +128,21 @@ def causality_of_ranks(given: Given, clock: Clock) -> Answer:
     found = read_ranks(artefact.rank_program, from_safetensors(path) if path is not None else None)
     if found is None:
         return Answer(True, "not asked: no tensor of the batch has positions")
-    return Answer(found.passed, found.headline(), found.findings, "\n".join(found.notes), found.json())
+    findings = found.findings
+    source = given.made_anew
+    if found.passed and found.leaks and source is not None:
+        findings = _mended(source, artefact.rank_program.plan, found.leaks, with_values=path is not None)
+    return Answer(not findings, found.headline(), findings, "\n".join(found.notes), found.json())
+
+
+def _mended(source: Source, plan: Plan, leaks: frozenset[str], *, with_values: bool) -> tuple[Diagnostic, ...]:
+    """Whether the source leaks as what was compiled of it. ``with_values``: buffers are known, as they were there."""
+    values = source.weights() if with_values else {}
+    try:
+        gone = leaks - leaks_alone(source.capture(), plan, (lambda name, spec: values[name]) if values else None)
+    except MeshwrightError as fault:
+        return (mended_finding(leaks, f"it is not known whether it leaks: {fault.diagnostics[0].message}"),)
+    return (mended_finding(gone),) if gone else ()
 
 
 Ask = Callable[[Given, Clock], Answer]

@@ -47,6 +47,12 @@ class Given:
             return read_artefact(self.artefact).rank_program
         return self._loaded.capture()
 
+    @property
+    def made_anew(self) -> Source | None:
+        """What an artefact's factory makes now, which may be other than what was compiled; None: there is no factory,
+        or no artefact."""
+        return None if self.artefact is None or factory_named(self.source) is None else self._loaded
+
     @cached_property
     def _loaded(self) -> Source:
         return load_source(self.source, self.overrides)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.rank_findings import stopped_finding
-from meshwright.compiler.causality.ranks import Side, differences, sets_of, verdict_of
+from meshwright.compiler.causality.ranks import Side, differences, not_known, sets_of, verdict_of
 from meshwright.compiler.causality.readings import Points, points_of
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
@@ -56,7 +56,7 @@ class RankReading:
 
     @property
     def passed(self) -> bool:
-        """Whether all outputs see what they see on one device."""
+        """Whether all outputs are known to see what they see on one device."""
         return not self.findings
 
     def headline(self) -> str:
@@ -99,15 +99,11 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
     length = _length(program)
     if length is None:
         return None
-    alone = one_rank(program, compiled.plan)
-    points = points_of(alone, program.batch_size, length)
     batch = _batch(small, program)
-    targets = frozenset() if points.logits else frozenset(n for n in batch if _is_target(n))
-    numbers = numbered(batch, program.batch_dims, program.batch_size, length, targets)
-    there = points.within(compiled)
-    here = Side(alone, points, _run(alone, points, numbers, batch, weights).whole)
+    here, numbers = _alone(program, compiled.plan, batch, length, weights)
+    points = here.points
     try:
-        ranks = Side(compiled, there, _run(compiled, there, numbers, batch, weights).whole)
+        ranks = _side(compiled, points.within(compiled), numbers, batch, weights)
     except (MeshwrightError, InternalError) as fault:  # a program that was changed may stop anywhere
         stopped = (stopped_finding(str(fault)),)
         own, count = verdict_of(here, numbers)[0], compiled.mesh.ranks
@@ -121,9 +117,41 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         sum(sets_of(here.of(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
         miniature,
         # where groups stand for the batch, less of it is seen
-        differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),
+        not_known(here, ranks, numbers) + differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),
         small.notes,
     )
+
+
+def leaks_alone(program: StepProgram, plan: Plan, weights: Weights | None) -> frozenset[str]:
+    """What leaks on one device, by the analysis with which ranks are read: of a step as it is or, if it is large, of
+    its miniature under a plan. Raises MeshwrightError for a plan that does not fit the step."""
+    length = _length(program)
+    if length is None:
+        return frozenset()
+    small = as_it_is(program, plan)
+    if program.batch_size * length > TOKENS or length > LENGTH:
+        small, weights = miniature_of(program, plan), _parts(weights, program)
+        length = _length(small.program)
+        assert length is not None
+    here, numbers = _alone(small.program, small.plan, _batch(small, small.program), length, weights)
+    return verdict_of(here, numbers)[1]
+
+
+def _alone(
+    program: StepProgram, plan: Plan, batch: Mapping[str, Tensor], length: int, weights: Weights | None
+) -> tuple[Side, Numbering]:
+    alone = one_rank(program, plan)
+    points = points_of(alone, program.batch_size, length)
+    targets = frozenset() if points.logits else frozenset(n for n in batch if _is_target(n))
+    numbers = numbered(batch, program.batch_dims, program.batch_size, length, targets)
+    return _side(alone, points, numbers, batch, weights), numbers
+
+
+def _side(
+    compiled: Compiled, points: Points, numbers: Numbering, batch: Mapping[str, Tensor], weights: Weights | None
+) -> Side:
+    found = _run(compiled, points, numbers, batch, weights)
+    return Side(compiled, points, found.whole, found.notes.unknown)
 
 
 def one_rank(program: StepProgram, plan: Plan) -> RankProgram:

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import meshwright.rank_causality as rank_causality
+from meshwright.compiler.causality import registry
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.pipeline_program import Compiled
+from meshwright.compiler.passes.pipeline import compile_plan
+from meshwright.compiler.passes.presets import preset
 from meshwright.rank_causality import RankReading, read_ranks
 from tests.causality.time_cut import (
     AXES,
@@ -27,8 +31,10 @@ from tests.causality.time_cut import (
 )
 from tests.equivalence.faults import FAULTS
 from tests.equivalence.plans import PLANS
+from tests.field.against_one_device import Case
 from tests.models import Variant
 from tests.parity.harness import Cell, Task, compiled
+from tests.unit.separability.experts import KEPT, WIDTH
 
 aten = torch.ops.aten
 
@@ -190,3 +196,37 @@ def test_a_program_that_does_not_run_is_told() -> None:
     assert (found.verdict, found.alone) == (Verdict.UNKNOWN, Verdict.CAUSAL)
     assert [f.code for f in found.findings] == ["E0792"]
     assert "layers.0.attention.Wq" in found.findings[0].notes[0]
+
+
+def test_what_an_op_without_a_rule_does_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank joins its rows and one device all of them: no fault of the ranks, but no answer either."""
+    program = compiled(Cell(Task("gpt.mw"), "fsdp=2", 2))
+    assert reading(program).passed
+    monkeypatch.delitem(registry._REPLACEMENTS, "meshwright.attention")
+    found = reading(program)
+    assert found.verdict is found.alone is Verdict.UNKNOWN
+    assert not found.passed
+    assert [f.code for f in found.findings] == ["E0794"]
+    assert "meshwright.attention" in found.findings[0].message
+
+
+def test_beside_what_is_not_known_the_rest_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op without a rule that only the loss reads hides no mask that is missing."""
+    (fault,) = (f for f in FAULTS if f.name == "attention without its causal mask")
+    program = compiled(fault.cell)
+    fault.put(program)
+    monkeypatch.delitem(registry._REPLACEMENTS, "meshwright.pick")
+    found = reading(program)
+    assert {f.code for f in found.findings} == {"E0790", "E0794"}
+    assert (found.verdict, found.alone) == (Verdict.LEAK, Verdict.CAUSAL)
+
+
+@pytest.mark.parametrize("experts", KEPT)
+def test_sorted_experts_over_data_ranks_see_what_one_device_sees(experts: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    batches = [{name: torch.randn(4, 3, WIDTH) for name in ("x", "target")}]
+    program = Case(experts(), batches).program
+    found = reading(compile_plan(program, preset("fsdp=2,micro=2", program, 2)))
+    assert not found.findings
+    assert found.verdict is found.alone
+    assert found.verdict in (Verdict.CAUSAL, Verdict.ASSUMPTION)

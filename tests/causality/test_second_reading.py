@@ -153,3 +153,9 @@ def test_one_length_alone_is_said() -> None:
     said = opinion_of(lambda x: x + table, torch.randn(2, 16, 4))
     assert (said.verdict, said.lengths) == ("CAUSAL", (16,))
     assert said.headline() == "CAUSAL at length 16: position t sees t to t"
+
+
+def test_a_bound_that_is_not_narrow_enough_does_not_read_like_a_leak() -> None:
+    told = Opinion("not shown", (-math.inf, math.inf)).headline()
+    assert told.startswith("not settled, which says nothing against the verdict (") and "may see" not in told
+    assert Opinion("not shown", (0, 0), "rows are joined").headline().endswith("(rows are joined)")

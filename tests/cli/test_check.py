@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from meshwright.checking_answers import causality_of_ranks
+from meshwright.checking_source import read_given
 from meshwright.cli import app
 from meshwright.cli.waiting import told
 from meshwright.compiler.causality.clock import Clock
 
 MODELS = """
+import os
 import torch
 from torch import nn
 
@@ -61,6 +64,8 @@ class Trained(Sums):
     def forward(self, ids):
         x = self.embed(ids)
         logits = self.head(x.cumsum(1))
+        if self.kind == "mended" and "AHEAD" in os.environ:
+            logits = logits + logits.flip(1)
         if self.kind == "exits" and torch.compiler.is_exporting():
             raise SystemExit(5)
         if self.kind == "half":
@@ -85,6 +90,9 @@ def half():
 
 def balance():
     return trained("balance")
+
+def mended():
+    return trained("mended")
 
 def exits_when_traced():
     return trained("exits")
@@ -249,6 +257,22 @@ def test_an_artefact_is_asked_everything(tmp_path: Path) -> None:
     assert [*data] == ["passed", *asked]
     assert f"{build}: causality of ranks: CAUSAL on 2 ranks, CAUSAL on one device; 96 outputs read" in text
     assert "second reading: CAUSAL at length 12: position t sees the first position to t" in text
+
+
+def test_an_artefact_that_leaks_where_its_source_does_not_is_told(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AHEAD", "1")
+    build = str(tmp_path / "build")
+    made = CliRunner().invoke(app, ["compile", "models_to_check:mended", "--plan", "ddp=2", "-o", build])
+    assert made.exit_code == 0, made.output
+    given = read_given(build)
+    assert causality_of_ranks(given, Clock()).passed  # the source leaks too, which its own question tells
+    monkeypatch.delenv("AHEAD")
+    code, text = run(build)
+    assert code == 1 and f"{build}: causality: CAUSAL" in text
+    assert f"{build}: causality of ranks: LEAK (future) on 2 ranks, LEAK on one device" in text
+    assert text.count("E0795") == 1 and "E079" not in text.replace("E0795", "")
 
 
 def test_a_model_alone_is_asked_of_what_it_sees(models: Path) -> None:

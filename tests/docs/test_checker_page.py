@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.cli import app
 from meshwright.compiler.causality.registry import find_rule
 from tests.docs.page import read_page
 
-PAGE = read_page(Path(__file__).parents[2] / "docs" / "checker.md")
+ROOT = Path(__file__).parents[2]
+PAGE = read_page(ROOT / "docs" / "checker.md")
+
+
+def test_the_commands_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool
+) -> None:
+    shutil.copy(ROOT / "examples" / "gpt.mw", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shown = next(b.text for b in PAGE.blocks if b.language == "console")
+    lines = []
+    for line in shown.splitlines():
+        if line.startswith("$ meshwright "):
+            result = CliRunner().invoke(app, shlex.split(line)[2:])
+            assert result.exit_code == 0, result.output
+            lines += [line, *(result.output.splitlines() if " check " in line else ())]
+    text = "\n".join(lines) + "\n"
+    if update_golden:
+        PAGE.path.write_text(PAGE.path.read_text(encoding="utf-8").replace(shown, text), encoding="utf-8")
+    else:
+        assert _alike(text) == _alike(shown)
+
+
+def _alike(text: str) -> str:
+    """What rounding and the speed of a machine say is left out."""
+    return re.sub(r"\d+ pairs of runs", "pairs of runs", re.sub(r"\d\.\de-\d+", "rounding", text))
 
 
 def test_the_example_prints_what_the_page_shows() -> None:

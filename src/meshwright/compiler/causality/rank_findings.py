@@ -1,14 +1,15 @@
-"""The diagnostics of reading ranks: E0790 to E0792."""
+"""The diagnostics of reading ranks: E0790 to E0792, E0794, E0795."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import fx
 
 from meshwright.compiler.causality.readings import First
-from meshwright.compiler.diagnostics import Diagnostic, InternalError
+from meshwright.compiler.diagnostics import Diagnostic, InternalError, Origin
 from meshwright.compiler.graph.functions import function_name
 from meshwright.compiler.graph.program import annotation
 
@@ -66,6 +67,35 @@ def stopped_finding(why: str) -> Diagnostic:
     first = next(iter(why.splitlines()), "")
     action = "compile again: the program was changed"
     return Diagnostic("E0792", "the ranks' program does not run, so nothing can be read off it", None, action, (first,))
+
+
+def unknown_finding(ops: Mapping[str, Origin]) -> Diagnostic:
+    """E0794: outputs depend on the results of ops without a rule, which are taken to depend on all that they get."""
+    place = next((origin for origin in ops.values() if origin.file), None)
+    what = f"it is not known what outputs of the ranks depend on: no rule for {', '.join(sorted(ops))}"
+    notes = ("where outputs depend on it, the ranks were not compared with one device",)
+    return Diagnostic(
+        "E0794", what, place, "write it in ops that have rules, or add one to compiler/causality/ops", notes
+    )
+
+
+def nowhere_finding() -> Diagnostic:
+    """E0794: there is no output to be read."""
+    return Diagnostic(
+        "E0794",
+        "it is not known what outputs of the ranks depend on: no value on the way to the loss begins with rows and "
+        "positions",
+        None,
+        "compute the loss of values whose first dims are rows and positions",
+    )
+
+
+def mended_finding(leaks: Collection[str], why: str = "") -> Diagnostic:
+    """E0795: what was compiled leaks, and its source does not; or the step of the source cannot be read: ``why``."""
+    kinds = ", ".join(sorted(leaks))
+    what = f"what was compiled leaks ({kinds}); its source says something else now"
+    note = why or "the source's step, captured anew, does not leak so by the same analysis"
+    return Diagnostic("E0795", what, None, "compile again", (note,))
 
 
 def _called(node: fx.Node) -> str:

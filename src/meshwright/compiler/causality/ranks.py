@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.rank_findings import Difference, difference_finding, unread_finding
-from meshwright.compiler.causality.readings import First, Points, Whole, first_node, forward_nodes
+from meshwright.compiler.causality.rank_findings import (
+    Difference,
+    difference_finding,
+    nowhere_finding,
+    unknown_finding,
+    unread_finding,
+)
+from meshwright.compiler.causality.readings import Apart, First, Points, Whole, first_node, forward_nodes
 from meshwright.compiler.causality.tokens import Numbering
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.causality.words import any_over
-from meshwright.compiler.diagnostics import Diagnostic
+from meshwright.compiler.diagnostics import Diagnostic, Origin
 from meshwright.compiler.graph.pipeline_program import Compiled
+from meshwright.compiler.graph.program import annotation
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,8 @@ class Side:
     compiled: Compiled
     points: Points
     whole: Whole
+    unknown: Mapping[str, Origin] = field(default_factory=dict)
+    """The ops without a rule that were met, in the order of their bits."""
 
     def of(self, name: str) -> list[Tensor]:
         """The sets of each copy of the values of a name."""
@@ -36,7 +47,7 @@ def verdict_of(side: Side, numbers: Numbering) -> tuple[Verdict, frozenset[str]]
     for name in names:
         for copy in side.of(name):
             sets = sets_of(copy, numbers)
-            unknown = unknown or bool(numbers.seen(sets)[..., list(numbers.free)].any())
+            unknown = unknown or bool(_blind(sets, numbers).any())
             leaks |= _kinds(numbers.seen(sets, soft=False), numbers)
             soft = soft or bool(_kinds(numbers.seen(sets), numbers))
     if leaks:
@@ -66,9 +77,52 @@ def sets_of(whole: Tensor, numbers: Numbering) -> Tensor:
     return any_over(whole, range(2, whole.dim() - 1))
 
 
+def _blind(sets: Tensor, numbers: Numbering) -> Tensor:
+    """Where a value depends on the result of an op without a rule: its set says more than is."""
+    return numbers.seen(sets)[..., list(numbers.free)].any(-1)
+
+
+def not_known(alone: Side, ranks: Side, numbers: Numbering) -> tuple[Diagnostic, ...]:
+    """What is not known of outputs: ops without a rule that they depend on, or that there are none."""
+    if not any(alone.of(name) for name in alone.points.verdict_names if name):
+        return (nowhere_finding(),)
+    found: dict[str, Origin] = {}
+    for side in (alone, ranks):
+        met: set[int] = set()
+        for name in side.points.names():
+            for copy in side.of(name):
+                met |= _bits(copy, numbers)
+        for op, bit in zip(side.unknown, numbers.free, strict=False):
+            if bit in met:
+                nodes = (
+                    n for n in forward_nodes(side.compiled) if any(bit in _bits(c, numbers) for c in side.whole(n))
+                )
+                found.setdefault(op, next((annotation(n).origin for n in nodes), Origin()))
+    return (unknown_finding(found),) if found else ()
+
+
+def _bits(sets: Tensor, numbers: Numbering) -> set[int]:
+    seen = numbers.seen(any_over(sets.reshape(-1, sets.shape[-1]), (0,)))
+    return {bit for bit in numbers.free if bool(seen[bit])}
+
+
+def _apart(numbers: Numbering, *, less: bool) -> Apart:
+    """Of what ranks see and what one device sees: what one alone does, where both are known."""
+
+    def apart(there: Tensor, here: Tensor) -> Tensor:
+        sets = here & ~there if less else there & ~here
+        if not bool(sets.any()):
+            return sets
+        return torch.where((_blind(there, numbers) | _blind(here, numbers)).unsqueeze(-1), 0, sets)
+
+    return apart
+
+
 def differences(alone: Side, ranks: Side, numbers: Numbering, *, less: bool) -> tuple[Diagnostic, ...]:
     """What outputs of the ranks see of tokens and labels that they do not see on one device, and with ``less`` what
-    they see no longer; one of each. If outputs are the same, the first value on the way that is not."""
+    they see no longer; one of each. If outputs are the same, the first value on the way that is not. What either side
+    does not know is not compared."""
+    kinds = {"more": _apart(numbers, less=False)} | ({"less": _apart(numbers, less=True)} if less else {})
     wrong: dict[str, Tensor] = {}
     found: list[Diagnostic] = []
     for name, other in alone.points.pairs(ranks.points):
@@ -77,17 +131,18 @@ def differences(alone: Side, ranks: Side, numbers: Numbering, *, less: bool) -> 
             return (unread_finding(name),)
         for copy in copies:
             copy = copy.reshape(whole.shape)
-            for kind, sets in (("more", copy & ~whole), ("less", whole & ~copy)):
-                if (kind == "more" or less) and bool(sets.any()):
+            for kind, apart in kinds.items():
+                sets = apart(copy, whole)
+                if bool(sets.any()):
                     wrong.setdefault(kind, sets)
-    for kind in ("more", "less") if less else ("more",):
+    for kind, apart in kinds.items():
         first = first_node(
             list(forward_nodes(alone.compiled)),
             list(forward_nodes(ranks.compiled)),
             alone.whole,
             ranks.whole,
             ranks.points,
-            less=kind == "less",
+            apart,
         )
         if kind in wrong:
             found.append(_told(kind, wrong[kind], numbers, first))

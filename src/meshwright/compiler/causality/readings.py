@@ -132,10 +132,14 @@ class First:
     alone: tuple[fx.Node, ...] = ()
 
 
+Apart = Callable[[Tensor, Tensor], Tensor]
+"""Of the sets of a value on ranks and on one device: what of them must not differ and does."""
+
+
 def first_node(
-    alone: Sequence[fx.Node], nodes: Sequence[fx.Node], here: Whole, there: Whole, points: Points, *, less: bool
+    alone: Sequence[fx.Node], nodes: Sequence[fx.Node], here: Whole, there: Whole, points: Points, apart: Apart
 ) -> First | None:
-    """The first node of the ranks' program that sees more than on one device (``less``: less), of those that outputs
+    """The first node of the ranks' program that is ``apart`` from one device, of those that outputs
     depend on; a node that ranks have alone, to move a value, is compared with what it moves."""
     single = {node.name: node for node in alone}
     same = _same(single, {node.name: node for node in nodes})
@@ -149,7 +153,7 @@ def first_node(
         expected = here(single[node.name]) if node.name in same else there(node.all_input_nodes[0])
         for copy in there(node):
             for whole in expected[:1]:
-                if copy.shape == whole.shape and bool(((whole & ~copy) if less else (copy & ~whole)).any()):
+                if copy.shape == whole.shape and bool(apart(copy, whole).any()):
                     return First(node, tuple(_leading_to(node, nodes, same, there)))
     return None
 

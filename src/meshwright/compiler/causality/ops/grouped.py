@@ -11,11 +11,11 @@ from meshwright.compiler.causality.shadow import Shadow, constant
 from meshwright.compiler.causality.words import any_over, softened
 
 
-@rule("aten._grouped_mm", "transformers.grouped_mm_fallback", "aten._scaled_grouped_mm")
+@rule("aten._grouped_mm", "transformers.grouped_mm_fallback", "aten._scaled_grouped_mm", "meshwright.grouped_mm")
 def grouped(call: Call) -> Shadow:
     """Rows sorted by group stay in their listing, if the groups end where the sorted keys change."""
     names = list(call.arguments)
-    rows, weights, ends = call[names[0]], call[names[1]], call.arguments.get("offs")
+    rows, weights, ends = call[names[0]], call[names[1]], call.arguments.get("ends", call.arguments.get("offs"))
     if ends is None or rows.dim() != 2:
         return _all(call)
     shadow = call.shadow(rows)

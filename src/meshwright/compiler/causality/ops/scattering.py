@@ -157,13 +157,13 @@ def _is_grid(one: Tensor, dim: int, dims: int) -> bool:
     return bool((one == line).all()) and one.numel() == one.shape[dim]
 
 
-@replacement("aten.index_put")
+@replacement("aten.index_put", "aten._unsafe_index_put")
 def index_put(call: Call) -> Any:
     """``self[i, j, ...] = values``."""
     return _index_put(call, call["self"], call["values"], bool(call.get("accumulate", False)))
 
 
-@replacement("aten.index_put_", "aten._index_put_impl_", "aten._unsafe_index_put")
+@replacement("aten.index_put_", "aten._index_put_impl_")
 def index_put_in_place(call: Call) -> Any:
     """Likewise, in place."""
     made = _index_put(call, call["self"], call["values"], bool(call.get("accumulate", False)))

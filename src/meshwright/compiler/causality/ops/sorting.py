@@ -116,7 +116,15 @@ def masked_select(call: Call) -> Any:
     return value[places], Shadow(known, deps)
 
 
-@rule("aten.bincount", "aten.histc", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.histogram")
+@rule(
+    "aten.bincount",
+    "aten.histc",
+    "aten._unique2",
+    "aten.unique_dim",
+    "aten.unique_consecutive",
+    "aten.histogram",
+    "meshwright.count",
+)
 def counted(call: Call) -> Any:
     """Counts over all that was given."""
     union = torch.zeros(call.width, dtype=torch.int64)
@@ -140,7 +148,7 @@ def repeated(call: Call) -> Shadow:
     return Shadow(constant(call.out.shape, known).known, union)
 
 
-@rule("aten._local_scalar_dense")
+@rule("aten._local_scalar_dense", "aten.item", "prims.item")
 def read(call: Call) -> Any:
     """A number that the program reads; ``reading.py`` sees those that the user's code reads."""
     return None

@@ -10,10 +10,13 @@ import torch
 from meshwright.compiler.causality.call import Call, tensors_in
 from meshwright.compiler.causality.registry import replacement, rule
 from meshwright.compiler.causality.shadow import Shadow
-from meshwright.compiler.graph.ops.attention import plain_attention
+from meshwright.compiler.graph.ops.attention import plain_attention, plain_attention_backward
 from meshwright.compiler.graph.ops.library import KERNELS
 
-_WRITTEN = "einsum logsumexp cross_entropy rms_norm constant".split()
+_WRITTEN = (
+    "einsum logsumexp cross_entropy cross_entropy_backward rms_norm rms_norm_backward constant "
+    "total sum_of_squares to_device"
+).split()
 
 
 @replacement(*(f"meshwright.{name}" for name in _WRITTEN))
@@ -33,6 +36,18 @@ def embedding(call: Call) -> Any:
     table = call["weight"]
     with call.interpreter:
         made = torch.ops.aten.embedding.default(table, (call["index"] - call["start"]) % max(table.shape[0], 1))
+    return out, call.interpreter.memory.read(made)
+
+
+@replacement("meshwright.embedding_backward")
+def embedding_backward(call: Call) -> Any:
+    """All gradients, each times whether its index is that of the row; the row of the padding gets none."""
+    out = call.func(*call.args, **call.kwargs)
+    grad, index = call["grad"], call["index"].reshape(-1)
+    rows = torch.arange(call["rows"]) + call["start"]
+    with call.interpreter:
+        own = (index.unsqueeze(0) == rows.unsqueeze(1)) & (rows != call["padding_idx"]).unsqueeze(1)
+        made = torch.matmul(own.to(grad.dtype), grad.reshape(-1, grad.shape[-1]))
     return out, call.interpreter.memory.read(made)
 
 
@@ -61,6 +76,22 @@ def attention(call: Call) -> Any:
     with call.interpreter:
         made = plain_attention(*given.values())
     return _with_shadows(call, made)
+
+
+@replacement("meshwright.attention_backward")
+def attention_backward(call: Call) -> Any:
+    """Likewise."""
+    given = {**call.arguments, "dropout": 0.0}
+    with call.interpreter:
+        made = plain_attention_backward(*given.values())
+    return _with_shadows(call, made)
+
+
+@replacement("meshwright.to_host")
+def to_host(call: Call) -> Any:
+    """Writes a copy into the store."""
+    with call.interpreter:
+        return call["store"].copy_(call["x"])
 
 
 def _with_shadows(call: Call, made: Any) -> Any:

@@ -19,6 +19,9 @@ from meshwright.compiler.causality.running import asking
 from meshwright.compiler.causality.second.reader import READ, Reader
 from meshwright.compiler.causality.second.seen import SAME, Along, Seen, Span, blank
 
+LOOSE = "rules of ops alone do not bound what is seen"
+"""Why nothing was shown, if nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Opinion:
@@ -38,12 +41,12 @@ class Opinion:
 
     def headline(self) -> str:
         """For people."""
+        if self.verdict == "not shown":  # its interval is a bound that the rules could not narrow: no leak
+            return f"not settled, which says nothing against the verdict ({self.reason or LOOSE})"
         why = f" ({self.reason})" if self.reason else ""
         if self.span is None:
             return self.verdict + why
         low, high = (_text(n) for n in self.span)
-        if self.verdict == "not shown":
-            return f"{self.verdict}: position t may see {low} to {high}{why}"
         holds = f"at length{'s' if len(self.lengths) > 1 else ''} {' and '.join(map(str, self.lengths))}"
         return f"{self.verdict} {holds}: position t sees {low} to {high}{why}"
 

@@ -214,20 +214,43 @@ def _attention_backward(
             scale=form.scale,
         )
     else:
-        weights = _weights(_scores(query, key, form), total)
-        by_weights = torch.matmul(grad, value.transpose(-1, -2)).to(weights.dtype)
-        dropped = weights
-        if form.drops:
-            kept = form.kept(weights)
-            dropped, by_weights = weights * kept, by_weights * kept
-        inner = (grad.to(weights.dtype) * out.to(weights.dtype)).sum(-1, keepdim=True)
-        by_scores = (weights * (by_weights - inner) * form.scale).to(query.dtype)
-        made = (
-            torch.matmul(by_scores, key),
-            torch.matmul(by_scores.transpose(-1, -2), query),
-            torch.matmul(dropped.to(grad.dtype).transpose(-1, -2), grad),
-        )
+        made = _plain_backward(grad, query, key, value, out, total, form)
     return _stored_by_token(made[0]), _stored_by_token(made[1]), _stored_by_token(made[2])
+
+
+def plain_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients in their maths form, whatever kernels there are."""
+    total = logsumexp.masked_fill(logsumexp == float("-inf"), 0.0)
+    made = _plain_backward(grad, query, key, value, out, total, Form(mask, seed, *rest))
+    return _stored_by_token(made[0]), _stored_by_token(made[1]), _stored_by_token(made[2])
+
+
+def _plain_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor, form: Form
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights = _weights(_scores(query, key, form), total)
+    by_weights = torch.matmul(grad, value.transpose(-1, -2)).to(weights.dtype)
+    dropped = weights
+    if form.drops:
+        kept = form.kept(weights)
+        dropped, by_weights = weights * kept, by_weights * kept
+    inner = (grad.to(weights.dtype) * out.to(weights.dtype)).sum(-1, keepdim=True)
+    by_scores = (weights * (by_weights - inner) * form.scale).to(query.dtype)
+    return (
+        torch.matmul(by_scores, key),
+        torch.matmul(by_scores.transpose(-1, -2), query),
+        torch.matmul(dropped.to(grad.dtype).transpose(-1, -2), grad),
+    )
 
 
 def _attention_backward_fake(

@@ -74,8 +74,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _sorted(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The order that sorts rows by group, and where each group ends in it. Rows of no group come last."""
-    order = torch.argsort(torch.where((group >= 0) & (group < groups), group, groups), stable=True)
-    return order, torch.searchsorted(group[order].contiguous(), torch.arange(groups, device=group.device), right=True)
+    placed = torch.where((group >= 0) & (group < groups), group, groups)
+    order = torch.argsort(placed, stable=True)
+    return order, torch.searchsorted(placed[order].contiguous(), torch.arange(groups, device=group.device), right=True)
 
 
 def _routed_mm(x: Tensor, weight: Tensor, group: Tensor) -> Tensor:
