@@ -113,6 +113,8 @@ def equivalence(given: Given, clock: Clock) -> Answer:
     found = verify_equivalence(given.artefact)
     related = found.relations
     said = f"all {related.values} values related" if related.proved else f"{len(related.findings)} findings"
+    if related.apart:
+        said = found.related
     if found.numbers is not None:
         ranks = f"{found.numbers.ranks} {'ranks of the miniature' if found.miniature else 'virtual ranks'}"
         said += f"; {ranks} differ from one device by {found.numbers.worst:.1e}"
