@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
@@ -38,6 +40,16 @@ class Given:
     """What was said of couplings of samples, besides what the source or the plan says."""
     returned: Source | Untrained | None = None
     """What a factory returned; None for a file."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it is written: the factory, or the beginning of the file. The file is empty where that is not known."""
+        if self.source.endswith(".mw"):
+            return Origin("", self.source, 1)
+        named = factory_named(self.source)
+        function = getattr(sys.modules.get(named[0]), named[1], None) if named is not None else None
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        return Origin("", code.co_filename, code.co_firstlineno) if code is not None else Origin()
 
     @cached_property
     def step(self) -> StepProgram | Compiled:

@@ -24,6 +24,8 @@ from meshwright.compiler.graph.program import Value
 from meshwright.compiler.mesh import MICRO, Mesh
 from meshwright.compiler.plan import PIPE, Plan
 
+ANOTHER_STEP = "groups of the batch were declared to stand for the whole, which makes it another step"
+
 
 @dataclass(frozen=True)
 class Relations:
@@ -59,7 +61,9 @@ def check_relations(compiled: Compiled, meaning: Meaning | None = None) -> Relat
     captured one: no values are related then, and numbers alone decide (``verification.py``).
     """
     if not comparable(compiled.plan):
-        return Relations((), 0, 0, "groups of the batch were declared to stand for the whole, which makes it another step")
+        return Relations(
+            (), 0, 0, "groups of the batch were declared to stand for the whole, which makes it another step"
+        )
     return _Check(compiled, meaning or meaning_of(compiled.program)).run()
 
 
