@@ -35,6 +35,7 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.passes.separability import check_fits
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.compiler.schedules.of_plan import alone
@@ -104,6 +105,7 @@ def parallelize(
         precision = given.plan.precision
     declared = declarations(separability)
     program = capture(model, batch, optimizers, loss, clip, batch_dims=batch_dims, precision=precision)
+    check_fits(program, declared or (given.plan.separability if given is not None else ()))
     if plan == AUTO:
         made = _planned(program, cluster, ranks, precision, declared)
     else:

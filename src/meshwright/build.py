@@ -17,6 +17,7 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
+from meshwright.compiler.passes.separability import check_fits
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.plan_file import PlanFile, check_made_for, read_plan_file
 from meshwright.compiler.schedules.of_plan import alone
@@ -137,6 +138,8 @@ def decide(
     program = loaded.capture()
     warnings = list(loaded.warnings)
     notes: tuple[str, ...] = ()
+    given = file.plan if file is not None else plan if isinstance(plan, Plan) else None
+    check_fits(program, declared or (given.separability if given is not None else ()) or loaded.separability)
     if file is not None:
         warnings += _check_made_for(file, program, loaded, own)
         chosen = replace(file.plan, precision=loaded.precision)

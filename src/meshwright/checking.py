@@ -54,7 +54,7 @@ class Checked:
 
     def sarif(self) -> dict[str, Any]:
         """The findings as a SARIF 2.1.0 log, which code hosts show beside the lines."""
-        from meshwright.checking_report import as_sarif
+        from meshwright.checking_sarif import as_sarif
 
         return as_sarif(self.findings)
 

@@ -79,14 +79,16 @@ def not_captured(given: Given, clock: Clock) -> Answer:
 def separable(given: Given, clock: Clock) -> Answer:
     """May the step be cut over its batch? Fails for an artefact with microbatches if a coupling is not declared."""
     step = given.step
-    if isinstance(step, StepProgram):
-        found, passed = separability.findings(step, given.declarations), True
-    else:
-        found = separability.findings(step.program, given.declarations)
-        passed = step.plan.microbatches == 1 or not found
+    program = step if isinstance(step, StepProgram) else step.program
+    misses = tuple(separability.without_fit(program, given.declarations))
+    found = separability.findings(program, given.declarations)
+    may_be_cut = isinstance(step, StepProgram) or step.plan.microbatches == 1 or not found
     said = f"{len(found)} lines couple the samples of a batch; over data ranks they mean the whole batch"
-    found = tuple(replace(one, warns=passed) for one in found)
-    return Answer(passed, said if found else "the step may be cut over its batch in any way", found)
+    if not found:
+        said = "the step may be cut over its batch in any way"
+    if misses:
+        said += f"; {len(misses)} declarations fit no line that couples"
+    return Answer(may_be_cut and not misses, said, (*misses, *(replace(one, warns=may_be_cut) for one in found)))
 
 
 def numerics(given: Given, clock: Clock) -> Answer:
@@ -114,6 +116,8 @@ def equivalence(given: Given, clock: Clock) -> Answer:
     found = verify_equivalence(given.artefact)
     related = found.relations
     said = f"all {related.values} values related" if related.proved else f"{len(related.findings)} findings"
+    if related.apart:
+        said = found.related
     if found.numbers is not None:
         ranks = f"{found.numbers.ranks} {'ranks of the miniature' if found.miniature else 'virtual ranks'}"
         said += f"; {ranks} differ from one device by {found.numbers.worst:.1e}"

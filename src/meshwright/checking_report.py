@@ -1,12 +1,8 @@
-"""A check as text, JSON and SARIF."""
+"""A check as text and as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from meshwright import __version__
-from meshwright.compiler.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from meshwright.checking import Checked
@@ -57,31 +53,3 @@ def _witness(witness: Witness) -> dict[str, Any]:
         "file": place.file if place else "",
         "line": place.line if place else 0,
     }
-
-
-def as_sarif(findings: Sequence[Diagnostic], failed: Sequence[Diagnostic] | None = None) -> dict[str, Any]:
-    """A SARIF 2.1.0 log of one run with one result for each finding. ``failed`` says why a check was not made."""
-    results = []
-    for finding in findings:
-        result: dict[str, Any] = {"ruleId": finding.code, "level": finding.kind, "message": _message(finding)}
-        results.append(result | _locations(finding))
-    rules = [{"id": code} for code in sorted({f.code for f in (*findings, *(failed or ()))})]
-    driver = {"name": "meshwright", "version": __version__, "rules": rules}
-    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
-    told = [
-        {"descriptor": {"id": f.code}, "level": f.kind, "message": _message(f), **_locations(f)} for f in failed or ()
-    ]
-    run["invocations"] = [{"executionSuccessful": failed is None, "toolExecutionNotifications": told}]
-    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
-
-
-def _message(finding: Diagnostic) -> dict[str, str]:
-    return {"text": "\n".join([finding.message, *finding.notes])}
-
-
-def _locations(finding: Diagnostic) -> dict[str, Any]:
-    file, line = finding.file_and_line
-    if not file:
-        return {}
-    region = {"startLine": max(line, 1)}
-    return {"locations": [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}}]}

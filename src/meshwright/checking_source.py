@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiler.diagnostics import MeshwrightError, error
+from meshwright.compiler.diagnostics import MeshwrightError, Origin, error
 from meshwright.compiler.emit.artefact import read_artefact
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.plan import Declaration
-from meshwright.frontend.factory import model_of_factory
+from meshwright.frontend.factory import Untrained, given_by_factory
 from meshwright.frontend.language.load import LoadedFile, load, load_text
 from meshwright.frontend.source import Source, factory_named, load_source
 
-NO_STEP = ("E0112", "E0220", "E0252")
-"""What is said of a source without an optimizer, a ``train`` section or a loss: a model alone, which is no fault."""
+NO_STEP = "E0220"
+"""What is said of a file without a ``train`` section: a model alone, which is no fault."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class Given:
     overrides: Mapping[str, float] = field(default_factory=dict)
     declared: tuple[Declaration, ...] = ()
     """What was said of couplings of samples, besides what the source or the plan says."""
+    returned: Source | Untrained | None = None
+    """What a factory returned; None for a file."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it is written: the factory, or the beginning of the file. The file is empty where that is not known."""
+        if self.source.endswith(".mw"):
+            return Origin("", self.source, 1)
+        named = factory_named(self.source)
+        function = getattr(sys.modules.get(named[0]), named[1], None) if named is not None else None
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        return Origin("", code.co_filename, code.co_firstlineno) if code is not None else Origin()
 
     @cached_property
     def step(self) -> StepProgram | Compiled:
@@ -55,7 +69,7 @@ class Given:
 
     @cached_property
     def _loaded(self) -> Source:
-        return load_source(self.source, self.overrides)
+        return self.returned if isinstance(self.returned, Source) else load_source(self.source, self.overrides)
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
@@ -69,12 +83,15 @@ class Given:
     @cached_property
     def fault(self) -> MeshwrightError | None:
         """Why the step cannot be captured; None: it can be, or there is none."""
-        return None if self._refused is None or self._refused.diagnostics[0].code in NO_STEP else self._refused
+        return None if self.without_step is not None else self._refused
 
     @cached_property
     def without_step(self) -> str | None:
         """Why there is no step; None: there is one, if maybe one that cannot be captured."""
-        return None if self._refused is None or self.fault is not None else self._refused.diagnostics[0].message
+        if self.artefact is None and isinstance(self.returned, Untrained):
+            return self.returned.why
+        none = self._refused is not None and self._refused.diagnostics[0].code == NO_STEP
+        return self._refused.diagnostics[0].message if self._refused is not None and none else None
 
     @cached_property
     def _refused(self) -> MeshwrightError | None:
@@ -115,17 +132,18 @@ def read_given(
             f"'{source}' names nothing to check",
             action="give a '.mw' file, a factory as package.module:factory, or the folder of an artefact",
         )
-    model, batch = model_of_factory(*named, dict(overrides or {}))
+    returned = given_by_factory(*named, dict(overrides or {}))
     return Given(
         str(folder) if folder.is_dir() else source,
         source,
-        model,
-        batch,
+        returned.model,
+        returned.batch,
         0 if batch_dim is None else batch_dim,
         1 if time_dim is None else time_dim,
         segments,
         folder if folder.is_dir() else None,
         dict(overrides or {}),
+        returned=returned,
     )
 
 

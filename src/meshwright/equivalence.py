@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshwright.bisection import bisect
@@ -20,6 +20,7 @@ SMALL = 1 << 25
 """Elements of all ranks' weights up to which all ranks are run as they are."""
 TOLD = 5
 """Findings that are told, at most: what is wrong early is wrong in what follows."""
+SETTLED = "nothing has to be done: the numbers were compared, and agree"
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,28 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong: what relations cannot tell, numbers must have told."""
-        wrong = not self.relations.proved and not (self.relations.undecided and self.numbers is not None)
+        """Whether nothing is wrong: what relations cannot tell, numbers must have told. Where there are no relations to
+        find, numbers alone decide, if they are asked for."""
+        wrong = bool(self.relations.findings) and not (self.relations.undecided and self.numbers is not None)
         return not wrong and (self.numbers is None or self.numbers.passed)
 
+    @property
+    def related(self) -> str:
+        """What the relations say, in a line."""
+        if self.relations.apart:
+            compared = "numbers alone" if self.numbers is not None else "nothing was compared: numbers alone"
+            return f"relations do not apply: {self.relations.apart}; {compared} decide"
+        values = f"{self.relations.values} values of the ranks' program"
+        return f"{values}, {f'{len(self.relations.findings)} findings' if self.relations.findings else 'all related'}"
+
     def diagnostics(self) -> Iterator[Diagnostic]:
-        """What is wrong, for people."""
+        """What is wrong, for people; as warnings what relations could not tell and the numbers have."""
+        settled = self.relations.undecided and self.numbers is not None and self.numbers.passed
         for finding in self.relations.findings[:TOLD]:
             told = finding.diagnostic()
             more = (f"{len(self.relations.findings) - TOLD} more findings",) if finding is self._last else ()
-            yield Diagnostic(told.code, told.message, told.place, told.action, (*told.notes, *more, *self._broken))
+            notes = (*told.notes, *more, *self._broken)
+            yield replace(told, notes=notes, warns=settled, action=SETTLED if settled else told.action)
         if self.numbers is not None and not self.numbers.passed:
             worst = max(self.numbers.gradients, key=self.numbers.gradients.__getitem__, default="")
             yield Diagnostic(
@@ -72,7 +85,7 @@ def verify_equivalence(
     artefact = read_artefact(folder)
     compiled = artefact.rank_program
     relations = check_relations(compiled)
-    broken_by = "" if relations.proved else _broken_by(compiled)
+    broken_by = "" if not relations.findings else _broken_by(compiled)
     if numbers == "none":
         return Verdict(relations, broken_by=broken_by)
     if numbers == "full" or (numbers == "fitting" and elements(compiled.program) * compiled.mesh.ranks <= SMALL):

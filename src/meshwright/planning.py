@@ -23,7 +23,7 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.facts import program_facts
 from meshwright.compiler.passes.realise import Realiser
-from meshwright.compiler.passes.separability import couplings
+from meshwright.compiler.passes.separability import check_fits, couplings
 from meshwright.compiler.passes.separability.findings import called
 from meshwright.compiler.plan import Declaration, Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction
@@ -154,6 +154,8 @@ def plan_folded(
     count = cluster.ranks if ranks is None else ranks
     began = time.perf_counter()
     limits = limits or Limits()
+    if not folded.absent:  # else modules may be named that were left out of the step
+        check_fits(folded.source or folded.program, limits.pins.separability or ())
     facts = _coupled(program_facts(folded, precision), folded.program, limits.pins.separability or ())
     pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins, limits.reserve)
     found = search(facts, cluster, count, limits, pricer)

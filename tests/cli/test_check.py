@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from meshwright.checking_answers import causality_of_ranks
+from meshwright.checking_sarif import as_sarif
 from meshwright.checking_source import read_given
 from meshwright.cli import app
 from meshwright.cli.waiting import told
 from meshwright.compiler.causality.clock import Clock
+from meshwright.compiler.diagnostics import Diagnostic, Origin
 
 MODELS = """
 import os
@@ -97,6 +99,42 @@ def mended():
 def exits_when_traced():
     return trained("exits")
 
+def as_a_dict():
+    return {"model": Sums(False), "batch": ids, "steps": 10}
+
+def whole(**more):
+    model = Sums(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"model": model, "batch": ids, "optimizer": optimizer, "loss": lambda x, ids: x.square().mean(), **more}
+
+def misspelt():
+    return whole(precison="bf16")
+
+def misspelt_optimizer():
+    return {"model": Sums(False), "batch": ids, "optimiser": None}
+
+def with_a_plan():
+    return whole(plan="fsdp=4,numerics=safe")
+
+def loss_alone():
+    return {"model": Sums(False), "batch": ids, "loss": lambda x, ids: x.mean()}
+
+def bad_clip():
+    return whole(clip=-1)
+
+def without_loss():
+    return whole(loss=None)
+
+def loss_fails():
+    return whole(loss=lambda x, ids: 1 / 0)
+
+def loss_decides():
+    return whole(loss=lambda x, ids: x.mean() if x.mean().item() < 100 else x.sum())
+
+def lbfgs():
+    model = Sums(False)
+    return model, ids, torch.optim.LBFGS(model.parameters()), lambda x, ids: x.square().mean()
+
 def slow():
     import time
     def model(ids):
@@ -107,7 +145,7 @@ def slow():
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_forgotten: None) -> Path:
     (tmp_path / "models_to_check.py").write_text(MODELS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -147,6 +185,39 @@ def test_reports_are_written(models: Path) -> None:
     assert not data["passed"] and causality["leaks"] == ["future"] and causality["witnesses"][0]["kind"] == "future"
     log = json.loads((models / "out" / "found.sarif").read_text(encoding="utf-8"))
     assert log["version"] == "2.1.0" and log["runs"][0]["results"][0]["ruleId"] == "E0711"
+    assert data["source"] == "models_to_check:leaky" and causality["findings"][0]["level"] == "error"
+
+
+def test_places_and_rules_of_sarif_are_those_of_a_repository(models: Path, tmp_path: Path) -> None:
+    code, _, _, log = reports(models, "models_to_check:leaky")
+    (result,) = log["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert code == 1 and place["artifactLocation"] == {"uri": "models_to_check.py", "uriBaseId": "%SRCROOT%"}
+    assert log["originalUriBaseIds"] == {"%SRCROOT%": {"uri": tmp_path.as_uri() + "/"}}
+    assert "\nhelp: " in result["message"]["text"]
+    (rule,) = log["tool"]["driver"]["rules"]
+    assert rule["id"] == "E0711" and rule["shortDescription"]["text"] == "an output sees a later token"
+    assert "**What to do.**" in rule["help"]["markdown"] and "```" not in rule["help"]["markdown"]
+    assert log["automationDetails"]["id"] == "meshwright check models_to_check:leaky/"
+
+
+def test_a_finding_of_no_line_stands_at_the_factory(models: Path) -> None:
+    _, _, _, log = reports(models, "models_to_check:without_loss")
+    (result,) = log["results"]
+    place = result["locations"][0]["physicalLocation"]
+    line = MODELS.splitlines().index("def without_loss():") + 1
+    assert result["ruleId"] == "E0252" and place["artifactLocation"]["uri"] == "models_to_check.py"
+    assert place["region"] == {"startLine": line}
+
+
+def test_files_elsewhere_have_their_whole_path(models: Path) -> None:
+    elsewhere = Diagnostic("E0252", "no loss", Origin("", "/some where/a.py", 3))
+    above = Diagnostic("E0252", "no loss", Origin("", "../a.py", 3))
+    unwritten = Diagnostic("E0252", "no loss", Origin("", "<string>", 3))
+    first, second, third = as_sarif([elsewhere, above, unwritten])["runs"][0]["results"]
+    found = [r["locations"][0]["physicalLocation"]["artifactLocation"] for r in (first, second)]
+    assert found == [{"uri": "file:///some%20where/a.py"}, {"uri": (models.parent / "a.py").as_uri()}]
+    assert "locations" not in third
 
 
 def reports(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any], dict[str, Any]]:
@@ -254,7 +325,7 @@ def test_an_artefact_is_asked_everything(tmp_path: Path) -> None:
     data = json.loads(report.read_text(encoding="utf-8"))
     assert code == 0 and data["passed"], text
     asked = ["causality", "drift", "separability", "numerics", "causality of ranks", "equivalence", "deadlock"]
-    assert [*data] == ["passed", *asked]
+    assert [*data] == ["source", "passed", *asked] and data["source"] == build
     assert f"{build}: causality of ranks: CAUSAL on 2 ranks, CAUSAL on one device; 96 outputs read" in text
     assert "second reading: CAUSAL at length 12: position t sees the first position to t" in text
 
@@ -275,6 +346,34 @@ def test_an_artefact_that_leaks_where_its_source_does_not_is_told(
     assert text.count("E0795") == 1 and "E079" not in text.replace("E0795", "")
 
 
-def test_a_model_alone_is_asked_of_what_it_sees(models: Path) -> None:
-    code, text = run("models_to_check:good")
+@pytest.mark.parametrize("name", ["good", "as_a_dict"])
+def test_a_model_alone_is_asked_of_what_it_sees(models: Path, name: str) -> None:
+    code, text = run(f"models_to_check:{name}")
     assert code == 0 and "nothing is asked of a training step" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("misspelt", "did you mean 'precision'?"),
+        ("misspelt_optimizer", "did you mean 'optimizer'?"),
+        ("with_a_plan", "it may return: model, batch"),
+        ("loss_alone", "there is no 'optimizer'"),
+        ("bad_clip", "above zero"),
+    ],
+)
+def test_a_factory_that_means_a_step_must_be_a_whole_one(models: Path, name: str, said: str) -> None:
+    code, text, data, log = reports(models, f"models_to_check:{name}")
+    assert code == 2 and "error[E0112]" in text and said in text and "causality" not in text
+    assert data["failed"][0]["code"] == "E0112" and log["invocations"][0]["executionSuccessful"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("without_loss", "E0252"), ("loss_fails", "E0258"), ("loss_decides", "E0254"), ("lbfgs", "E0253")],
+)
+def test_a_step_that_cannot_be_captured_is_unknown(models: Path, name: str, rule: str) -> None:
+    code, text, data, log = reports(models, f"models_to_check:{name}")
+    assert code == 1 and "separability: UNKNOWN" in text and "numerics: UNKNOWN" in text and f"error[{rule}]" in text
+    assert not data["passed"] and data["numerics"]["headline"] == "UNKNOWN"
+    assert [(r["ruleId"], r["level"]) for r in log["results"]] == [(rule, "error")]

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.checking_answers import equivalence
+from meshwright.checking_source import read_given
+from meshwright.compiler.causality.clock import Clock
 from meshwright.compiler.plan import Declaration
 from meshwright.compiler.plan_file import read_plan
 from tests.cli.conftest import SMALL, invoke
@@ -62,7 +65,9 @@ def test_compile(steps: Path) -> None:
     assert invoke("verify", "out", "--steps", 1).exit_code == 0
     code, said = compiled("coupled", "--separability", "aux=globally")
     assert code == 1 and "E0765" in said and "did you mean 'global'?" in said
-    assert compiled("coupled", "--separability", "first=global")[0] == 1
+    code, said = compiled("coupled", "--separability", "first=global")
+    assert code == 1 and "error[E0765]: 'first', declared global, is no place where samples" in said
+    assert "in module 'aux'" in said
 
 
 def test_a_factory_declares_and_the_command_counts_more(steps: Path) -> None:
@@ -91,8 +96,55 @@ def test_check_finds_what_is_not_declared(steps: Path) -> None:
         invoke("check", f"coupled_steps:{source}", "--json", "found.json", *options)
         return len(json.loads((steps / "found.json").read_text())["separability"]["findings"])
 
-    assert found("coupled") == found("coupled", "--separability", "first=global") == 1
+    assert found("coupled") == 1
     assert found("coupled", "--separability", "function of the batch=global") == found("declared") == 0
+
+
+LINE = STEPS.splitlines().index("        return (x.softmax(-1).mean(0) ** 2).sum()") + 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "help_"),
+    [
+        (f"coupled_steps.py:{LINE + 1}", f"did you mean 'coupled_steps.py:{LINE}'?"),
+        ("auxx", "did you mean 'aux'?"),
+        ("nosuch.module", "name one of these"),
+        ("function of the bach", "did you mean 'function of the batch'?"),
+    ],
+)
+def test_a_declaration_that_fits_nothing_is_told(steps: Path, pattern: str, help_: str) -> None:
+    for option in (f"{pattern}=global", f"{pattern}=per-microbatch"):
+        result = invoke("check", "coupled_steps:coupled", "--json", "found.json", "--separability", option)
+        assert "error[E0765]" in result.output and help_ in result.output
+        told = json.loads((steps / "found.json").read_text())["separability"]
+        assert not told["passed"] and told["findings"][0]["code"] == "E0765"
+        assert "warning[E076" in result.output  # what couples is told as well
+    code, said = compiled("coupled", "--separability", f"{pattern}=global")
+    assert code == 1 and "error[E0765]" in said and help_ in said
+    options = ("--cluster", "a100x2", "-o", "p.toml", "--separability", f"{pattern}=global")
+    result = invoke("plan", "coupled_steps:coupled", *options)
+    assert result.exit_code == 1 and "error[E0765]" in result.output
+
+
+def test_a_kind_may_be_declared_in_any_case(steps: Path) -> None:
+    given = ("--json", "found.json", "--separability", "contrastive loss=global;aux=global")
+    result = invoke("check", "coupled_steps:coupled", *given)
+    assert "separability: the step may be cut over its batch in any way\n" in result.output
+    assert json.loads((steps / "found.json").read_text())["separability"]["passed"]
+
+
+def test_groups_that_stand_for_the_batch_are_for_numbers_to_compare(steps: Path) -> None:
+    assert compiled("declared")[0] == 0
+    for options in ((), ("--relations",)):
+        result = invoke("verify", "out", "--steps", 1, *options)
+        assert result.exit_code == 0, result.output
+        assert "relations do not apply" in result.output and "E0741" not in result.output
+        assert ("nothing was compared" in result.output) == bool(options)
+    result = invoke("verify", "out", "--steps", 1, "--json")
+    told = json.loads(result.stdout)
+    assert told["passed"] and not told["relations"]["proved"] and told["relations"]["not_applicable"]
+    found = equivalence(read_given("out"), Clock(20.0)).json()
+    assert found["passed"] and not found["findings"] and "relations do not apply" in str(found["headline"])
 
 
 def test_the_parallel_section_of_a_file(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +61,29 @@ def test_the_rule_is_found() -> None:
     known: dict[str, Any] = {"__name__": "example"}
     exec(compile(last.text, "rule.py", "exec"), known)
     assert find_rule("mylib.normalise_rows.default") is known["normalise_rows"]
+
+
+def test_the_job_runs_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_forgotten: None
+) -> None:
+    """Its command writes the report that its next step uploads, also where the source cannot be read."""
+    (job,) = [b.text for b in PAGE.blocks if b.language == "yaml"]
+    (line,) = re.findall(r"- run: meshwright (check .*)", job)
+    (uploaded,) = re.findall(r"sarif_file: (\S+)}", job)
+    (tmp_path / "package").mkdir()
+    module = tmp_path / "package" / "module.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "import torch\ndef factory():\n    return torch.nn.Embedding(9, 4), torch.zeros(2, 8, dtype=torch.long){}\n"
+    for more, code in (("", 0), (", None, 3", 2)):
+        module.write_text(text.format(more), encoding="utf-8")
+        for name in ("package.module", "package"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        (tmp_path / uploaded).unlink(missing_ok=True)
+        result = CliRunner().invoke(app, shlex.split(line))
+        assert result.exit_code == code, result.output
+        log = json.loads((tmp_path / uploaded).read_text(encoding="utf-8"))
+        assert log["runs"][0]["invocations"][0]["executionSuccessful"] == (code == 0)
+        assert ("causality: CAUSAL" in result.stdout) == (code == 0)
+        assert ("error[E0112]" in result.stderr) == (code == 2)

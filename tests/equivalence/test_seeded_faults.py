@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.compiler.equivalence.check import check_relations
-from meshwright.compiler.equivalence.findings import UNDECIDED
+from meshwright.compiler.equivalence.check import Relations, check_relations
+from meshwright.compiler.equivalence.findings import UNDECIDED, Finding
+from meshwright.equivalence import Verdict
+from meshwright.verification import Verification
 from tests.equivalence.faults import FAULTS, SHARDED, TENSOR, Fault
 from tests.equivalence.plans import PLANS, QUICK
 from tests.equivalence.tiers import by_numbers, by_relations
@@ -91,3 +93,15 @@ def test_what_cannot_be_told_is_said() -> None:
     assert found.undecided
     assert found.findings[0].code == UNDECIDED
     assert found.findings[0].node.startswith("sinh")
+
+
+@pytest.mark.parametrize(("off", "kinds"), [(0.0, ["warning"]), (1.0, ["error", "error"])])
+def test_numbers_settle_what_could_not_be_told(off: float, kinds: list[str]) -> None:
+    """A warning that nothing has to be done for if they agree; an error beside theirs if they do not."""
+    undecided = Relations((Finding(UNDECIDED, "micro", "sinh", "there is no such call"),), 9, 9)
+    found = Verdict(undecided, Verification(2, 4, off, 0.0, {"weight": off}, {"weight": off}))
+    told = list(found.diagnostics())
+    assert [one.kind for one in told] == kinds and found.passed == (off == 0.0)
+    assert ("verify it by numbers" in told[0].action) == (not found.passed)
+    alone = Verdict(undecided)
+    assert not alone.passed and [one.kind for one in alone.diagnostics()] == ["error"]

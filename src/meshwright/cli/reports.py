@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import write
-from meshwright.compiler.diagnostics import Diagnostic, error
+from meshwright.compiler.diagnostics import Diagnostic, Origin, error
 
 if TYPE_CHECKING:
     from meshwright.checking_answers import Answer
@@ -22,6 +22,8 @@ class Reports:
 
     json: Path | None
     sarif: Path | None
+    source: str
+    """What is checked."""
 
     def refuse(self) -> None:
         """Raise MeshwrightError for files that cannot be written: told before minutes of checking, not after them.
@@ -33,19 +35,26 @@ class Reports:
             if path is not None and (why := _obstacle(path)):
                 raise error("E0718", f"cannot write {path}: {why}", action=f"give another {option}")
 
-    def answered(self, answers: Mapping[str, Answer]) -> list[str]:
-        """Write what was found, and say what was written. Raises MeshwrightError E0718."""
-        from meshwright.checking_report import as_sarif
+    def answered(self, answers: Mapping[str, Answer], origin: Origin) -> list[str]:
+        """Write what was found, and say what was written. ``origin``: where what was checked is written, for what is of
+        no other line. Raises MeshwrightError E0718."""
+        from meshwright.checking_sarif import as_sarif
 
         passed = all(answer.passed for answer in answers.values())
-        report = {"passed": passed, **{name: answer.json() for name, answer in answers.items()}}
-        return self._write(report, as_sarif([finding for answer in answers.values() for finding in answer.findings]))
+        found = list(dict.fromkeys(finding for answer in answers.values() for finding in answer.findings))
+        report = {
+            "source": self.source,
+            "passed": passed,
+            **{name: answer.json() for name, answer in answers.items()},
+        }
+        return self._write(report, as_sarif(found, source=self.source, origin=origin))
 
     def failed(self, *why: Diagnostic) -> None:
         """Write that nothing was checked, and why, in the place of what an earlier check has left."""
-        from meshwright.checking_report import as_sarif
+        from meshwright.checking_sarif import as_sarif
 
-        self._write({"passed": False, "failed": [one.plain() for one in why]}, as_sarif([], why))
+        told = [one.plain() for one in why]
+        self._write({"source": self.source, "passed": False, "failed": told}, as_sarif([], why, self.source))
 
     def _write(self, report: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
         made = []

@@ -31,7 +31,8 @@ def verify_command(
 
     First every value of it is related to one of that program, over the reals and for all inputs. Then the numbers are
     compared in float64: of all ranks, run in this process, if they are small, else of the miniature of the plan. The
-    exit code is 0 if the relations hold and gradients, weights and optimizer state agree to 1e-9, else 1.
+    exit code is 0 if the relations hold and gradients, weights and optimizer state agree to 1e-9, else 1. Where groups
+    of the batch were declared to stand for the whole, relations do not apply, which is noted, and numbers alone decide.
     """
     from meshwright.cli.faults import print_diagnostics
     from meshwright.equivalence import verify_equivalence
@@ -45,17 +46,17 @@ def verify_command(
         typer.echo(json.dumps(_json(found), indent=2))
     else:
         _print(found)
+    told = tuple(found.diagnostics())
+    if told:
+        print_diagnostics(*told)
     if not found.passed:
-        print_diagnostics(*found.diagnostics())
         raise typer.Exit(1)
 
 
 def _print(found: Verdict) -> None:
     if found.numbers is not None:
         show(_table(found.numbers))
-    related = found.relations
-    said = "all related" if related.proved else f"{len(related.findings)} findings"
-    typer.echo(f"{related.values} values of the ranks' program, {said}")
+    typer.echo(f"note: {found.related}" if found.relations.apart else found.related)
     if found.numbers is not None:
         what = "of the miniature" if found.miniature else "virtual"
         ran = f"{found.numbers.steps} steps on {found.numbers.ranks} ranks {what}, in float64"
@@ -86,6 +87,7 @@ def _json(found: Verdict) -> dict[str, Any]:
     related = found.relations
     told = {
         "proved": related.proved,
+        "not_applicable": related.apart or None,
         "values": related.values,
         "findings": [
             {"code": f.code, "graph": f.graph, "node": f.node, "message": f.message} for f in related.findings

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,20 +46,69 @@ FIELDS = {
 _ORDER = ("model", "batch", "optimizer", "loss")
 
 
+@dataclass(frozen=True)
+class Untrained:
+    """What a factory returns that names no training step: a model, or any function of tensors, with a batch."""
+
+    model: Callable[..., Any]
+    batch: Any
+    why: str
+    """What there is no step for, told."""
+
+
 def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> Source:
     """Import the factory, call it, and check what it returns. Raises MeshwrightError E0110 to E0112."""
+    return _source(_returned(module, name, keywords), module, name, keywords)
+
+
+def given_by_factory(module: str, name: str, keywords: Mapping[str, Any]) -> Source | Untrained:
+    """What a factory returns that need not return more than a model and a batch.
+
+    One that names an optimizer, a loss, or something unknown means a training step, which must be a whole one. Raises
+    MeshwrightError E0110 to E0112.
+    """
+    returned = _returned(module, name, keywords)
+    if _means_a_step(returned):
+        return _source(returned, module, name, keywords)
     place = f"{module}:{name}"
+    if isinstance(returned, tuple):
+        model, batch = (*returned, None, None)[:2]
+    elif isinstance(returned, Mapping):
+        model, batch = returned.get("model"), returned.get("batch")
+    else:
+        model, batch = getattr(returned, "model", None), getattr(returned, "batch", None)
+    if not callable(model) or batch is None:
+        raise error("E0112", f"{place} returns no model with a batch", action="return (model, batch), at least")
+    return Untrained(model, batch, f"{place} returns a model and a batch, no optimizer and no loss")
+
+
+def _means_a_step(returned: Any) -> bool:
+    """Whether what was returned names more than a model with its batch."""
+    if isinstance(returned, tuple):
+        return any(part is not None for part in returned[2:])
+    if isinstance(returned, Mapping):
+        unknown = any(key not in FIELDS for key in returned)
+        return unknown or any(returned.get(field) is not None for field in _ORDER[2:])
+    return any(getattr(returned, field, None) is not None for field in _ORDER[2:])
+
+
+def _returned(module: str, name: str, keywords: Mapping[str, Any]) -> Any:
+    """Call the factory. Raises MeshwrightError E0110 and E0111."""
     function = _find(module, name)
     try:
-        returned = function(**keywords)
+        return function(**keywords)
     except MeshwrightError:
         raise
     except (Exception, SystemExit) as fault:  # whatever the user's function raises is told, not thrown
         given = ", ".join(f"{key}={value}" for key, value in keywords.items())
         notes = (f"it was called with {given}, as --set says",) if given else ()
-        raise _raised(
-            f"{place} failed", fault, "correct the factory" + (", or --set" if given else ""), notes
-        ) from None
+        action = "correct the factory" + (", or --set" if given else "")
+        raise _raised(f"{module}:{name} failed", fault, action, notes) from None
+
+
+def _source(returned: Any, module: str, name: str, keywords: Mapping[str, Any]) -> Source:
+    """A training step of what a factory returned. Raises MeshwrightError E0112."""
+    place = f"{module}:{name}"
     parts = _parts(returned, place)
     try:
         settings = TrainSettings(
@@ -84,27 +134,6 @@ def source_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> So
         scheduler=parts.get("scheduler"),
         train=settings,
     )
-
-
-def model_of_factory(module: str, name: str, keywords: Mapping[str, Any]) -> tuple[Callable[..., Any], Any]:
-    """The model and the batch of a factory that need return no more. Raises MeshwrightError E0110 to E0112."""
-    place = f"{module}:{name}"
-    function = _find(module, name)
-    try:
-        returned = function(**keywords)
-    except MeshwrightError:
-        raise
-    except (Exception, SystemExit) as fault:  # whatever the user's function raises is told, not thrown
-        raise _raised(f"{place} failed", fault, "correct the factory, or --set") from None
-    if isinstance(returned, tuple) and len(returned) >= 2:
-        model, batch = returned[:2]
-    elif isinstance(returned, Mapping):
-        model, batch = returned.get("model"), returned.get("batch")
-    else:
-        model, batch = getattr(returned, "model", None), getattr(returned, "batch", None)
-    if not callable(model) or batch is None:
-        raise error("E0112", f"{place} returns no model with a batch", action="return (model, batch), at least")
-    return model, batch
 
 
 def _precision(given: Any, place: str) -> Precision:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from meshwright.compiler.numerics import findings
+from meshwright.compiler.numerics.accumulators import measured_on
 from meshwright.compiler.numerics.error_model import error_of_sum, one_rounding
 from meshwright.compiler.numerics.finding import BY_PASS, KINDS
 from tests.unit.numerics.cases import CASES, MIXED, SENT, Case, Linear, Scattered
@@ -57,6 +58,27 @@ def test_two_ranks_are_one_rounding() -> None:
 def test_one_device_is_looked_at_without_a_plan() -> None:
     assert {f.code for f in findings(CASES["E0725"].program())} == {"E0725"}
     assert {f.code for f in findings(CASES["E0727"].program())} == {"E0727"}
+
+
+def test_the_help_names_a_plan_only_where_there_is_one() -> None:
+    alone, planned = (
+        next(f for f in findings(step) if f.code == "E0725").diagnostic
+        for step in (CASES["E0725"].program(), CASES["E0725"].compiled())
+    )
+    assert alone.action.endswith("compile with numerics=safe (--plan fsdp=4,numerics=safe, say)")
+    assert planned.action.endswith('write numerics = "safe" in the plan')
+    assert any(note.startswith("measured on CPU, torch ") for note in alone.notes)
+
+
+def test_a_measurement_is_of_the_devices_that_were_asked_for() -> None:
+    op = "aten.index_add.default"
+    assert measured_on(op, "bf16", "cpu").startswith("measured on CPU, torch ")
+    assert measured_on(op, "bf16") == measured_on(op, "bf16", "cpu") == measured_on(op, "f16")
+
+
+def test_the_help_of_weights_says_where_their_precision_is_written() -> None:
+    action = next(f for f in findings(CASES["E0726"].compiled()) if f.code == "E0726").diagnostic.action
+    assert all(word in action for word in ("factory", "--precision", "meshwright.parallelize"))
 
 
 class Stack(nn.Module):

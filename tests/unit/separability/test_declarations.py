@@ -95,15 +95,18 @@ def test_parallelize(declared: str | dict[str, str]) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
 
 
-def test_a_meaning_of_another_line_opens_nothing() -> None:
+@pytest.mark.parametrize(
+    ("declared", "code"), [({"first": "global"}, "E0765"), ({"contrastive loss": "global"}, "E0305")]
+)
+def test_a_meaning_of_another_line_opens_nothing(declared: dict[str, str], code: str) -> None:
     one = classifier()
     optimizer = torch.optim.SGD(one.model.parameters(), lr=0.1)
     with pytest.raises(MeshwrightError) as caught:
         meshwright.parallelize(
             one.model, optimizer=optimizer, batch=dict(one.batches[0]), plan="ddp=2,micro=2", virtual=2,
-            separability={"first": "global"},
+            separability=declared,
         )  # fmt: skip
-    assert caught.value.diagnostics[0].code == "E0305"
+    assert caught.value.diagnostics[0].code == code
 
 
 def test_groups_of_two_sizes_exclude_each_other() -> None:

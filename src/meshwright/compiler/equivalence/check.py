@@ -24,6 +24,8 @@ from meshwright.compiler.graph.program import Value
 from meshwright.compiler.mesh import MICRO, Mesh
 from meshwright.compiler.plan import PIPE, Plan
 
+ANOTHER_STEP = "groups of the batch were declared to stand for the whole, which makes it another step"
+
 
 @dataclass(frozen=True)
 class Relations:
@@ -33,11 +35,13 @@ class Relations:
     values: int
     forms: int
     """Calls that differ: what comes again, as repeated blocks do, is decided once."""
+    apart: str = ""
+    """Why there are no relations to find: the ranks are meant to compute another step. It is no fault."""
 
     @property
     def proved(self) -> bool:
         """Whether the program was proved equivalent."""
-        return not self.findings
+        return not self.findings and not self.apart
 
     @property
     def undecided(self) -> bool:
@@ -54,11 +58,12 @@ def check_relations(compiled: Compiled, meaning: Meaning | None = None) -> Relat
     """Relate all values of a compiled program. ``meaning`` is that of its step, if it is known already.
 
     Where groups of the batch were declared to stand for the whole, the ranks are meant to compute another step than the
-    captured one: that is told as undecided, and for numbers to compare (``verification.py``).
+    captured one: no values are related then, and numbers alone decide (``verification.py``).
     """
     if not comparable(compiled.plan):
-        message = "groups of the batch were declared to stand for the whole, which makes it another step"
-        return Relations((Finding(UNDECIDED, "micro", "", message),), 0, 0)
+        return Relations(
+            (), 0, 0, "groups of the batch were declared to stand for the whole, which makes it another step"
+        )
     return _Check(compiled, meaning or meaning_of(compiled.program)).run()
 
 

@@ -32,8 +32,7 @@ class Accumulator:
 @cache
 def measured(backend: str = "cpu") -> dict[str, dict[str, Accumulator]]:
     """By dtype (``bf16``) and op (``aten.index_add.default``), what was measured; empty for an unknown backend."""
-    text = files(__package__).joinpath("accumulators.toml").read_text(encoding="utf-8")
-    tables: dict[str, Any] = tomllib.loads(text).get(backend, {})
+    tables = _tables().get(backend, {})
     return {
         dtype: {op: Accumulator(entry["keeps"], tuple(entry["errors"])) for op, entry in ops.items()}
         for dtype, ops in tables.items()
@@ -43,7 +42,23 @@ def measured(backend: str = "cpu") -> dict[str, dict[str, Accumulator]]:
 
 def backends() -> tuple[str, ...]:
     """The backends that were measured."""
-    return tuple(tomllib.loads(files(__package__).joinpath("accumulators.toml").read_text(encoding="utf-8")))
+    return tuple(_tables())
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    """The file, by backend."""
+    return tomllib.loads(files(__package__).joinpath("accumulators.toml").read_text(encoding="utf-8"))
+
+
+def measured_on(op: str, dtype: str, backend: str | None = None) -> str:
+    """Where an op was measured to keep its partial sums in half precision, and where nothing was, told. ``backend``:
+    that which counts; None: any."""
+    tables = _tables()
+    asked = (backend,) if backend is not None else tuple(tables)
+    where = [f"{tables[b]['device']}, torch {tables[b]['torch']}" for b in asked if keeps_half(op, dtype, b)]
+    other = "" if "cuda" in tables else "; no GPU was measured, whose kernels may keep them in fp32"
+    return f"measured on {' and '.join(where)}{other}"
 
 
 def keeps_half(op: str, dtype: str, backend: str) -> bool:

@@ -38,6 +38,9 @@ REWRITES = {
 """What can be done, by name."""
 BY_PASS = ("fp32", "all-to-all", "main gradients", "move cast", "divide after")
 """What ``numerics = "safe"`` does by itself."""
+IN_A_PLAN = 'write numerics = "safe" in the plan'
+WITHOUT_A_PLAN = "compile with numerics=safe (--plan fsdp=4,numerics=safe, say)"
+"""No plan was given: what one device computes stays as it is written until there is one."""
 GRAVE = 4.0
 """Roundings from which an error is told when a plan is compiled."""
 
@@ -62,6 +65,10 @@ class Finding:
     origin: Origin
     advice: str = ""
     """What to write, if it is not for ``numerics = "safe"`` to do."""
+    planned: bool = True
+    """Whether it is of what a plan makes, and not of a step that no plan was given for."""
+    source: str = ""
+    """Whose measurement it rests on, if it is one."""
 
     @property
     def roundings(self) -> float:
@@ -76,8 +83,7 @@ class Finding:
     @property
     def diagnostic(self) -> Diagnostic:
         """As it is told."""
-        rewrite = REWRITES[self.rewrite]
-        action = self.advice or f'{rewrite}: write numerics = "safe" in the plan'
+        action = self.advice or f"{REWRITES[self.rewrite]}: {IN_A_PLAN if self.planned else WITHOUT_A_PLAN}"
         return Diagnostic(self.code, self.message, self.origin, action, (*self._notes(),))
 
     def _notes(self) -> Iterable[str]:
@@ -85,6 +91,8 @@ class Finding:
         yield f"{self.nodes[0]}{more} of {self.graph}, {self.dtype} (u = 2^{_exponent(self.dtype)})"
         if self.count > 1:
             yield f"{self.count} addends, taken as {_told(self.addends)}"
+        if self.source:
+            yield self.source
         yield f"predicted relative error {self.error:.2g}, where one rounding costs {one_rounding(self.dtype):.2g}"
 
 

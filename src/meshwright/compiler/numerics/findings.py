@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram
 from meshwright.compiler.graph.program import StepProgram
@@ -25,7 +26,8 @@ def findings(
     Of a :class:`StepProgram` what one device computes, with ``plan`` also what its microbatches do; of a compiled
     program also the sums over ranks. ``backend``: that whose ops were measured (``cpu``); None: those of any.
     """
-    return grouped(_all(program, plan, backend))
+    planned = plan is not None or not isinstance(program, StepProgram)
+    return grouped(replace(one, planned=planned) for one in _all(program, plan, backend))
 
 
 def _all(program: StepProgram | Compiled, plan: Plan | None, backend: str | None) -> Iterator[Finding]:

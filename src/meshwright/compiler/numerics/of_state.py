@@ -19,7 +19,10 @@ from meshwright.compiler.numerics.error_model import UNIT, one_rounding, stops_g
 from meshwright.compiler.numerics.finding import Finding
 from meshwright.compiler.numerics.looked import Looked
 
-MASTER = 'write precision "bf16 compute, fp32 weights"'
+MASTER = (
+    'keep the weights in fp32: precision "bf16 compute, fp32 weights", as the key "precision" of what the factory '
+    "returns, as --precision of compile and plan, or as the argument precision of meshwright.parallelize"
+)
 WIDE_STATE = "keep it in fp32: optimizers keep state in the dtype of their weights"
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.dtypes import short_name
-from meshwright.compiler.numerics.accumulators import rows
+from meshwright.compiler.numerics.accumulators import measured_on, rows
 from meshwright.compiler.numerics.averages import factor, local_sum
 from meshwright.compiler.numerics.casts import dtype_of, narrows, shape_of, through_views
 from meshwright.compiler.numerics.error_model import BIASED, LARGEST, UNIT, Addends, error_of_sum, one_rounding
@@ -25,7 +25,7 @@ _SUMS = ("aten.sum.default", "aten.sum.dim_IntList")
 def findings_of_local_sums(looked: Looked, backend: str | None) -> Iterator[Finding]:
     """E0722, E0724, E0725, E0730 and E0732 of ops, E0721 of sums over dims."""
     for found in low_accumulators(looked.graph, backend):
-        yield _of_accumulator(looked, found.node, found.dtype, found.count)
+        yield _of_accumulator(looked, found.node, found.dtype, found.count, backend)
     for chain in low_chains(looked.graph):
         yield _of_chain(looked, chain)
     for node in looked.graph.nodes:
@@ -45,7 +45,7 @@ def sum_code(code: str, dtype: str, count: int, addends: Addends) -> str:
     return "E0732" if addends == "coherent" and count * UNIT[dtype] > BIASED else code
 
 
-def _of_accumulator(looked: Looked, node: fx.Node, dtype: str, count: int) -> Finding:
+def _of_accumulator(looked: Looked, node: fx.Node, dtype: str, count: int, backend: str | None) -> Finding:
     name = overload_name(node.target) if isinstance(node.target, OpOverload) else node.name
     halves = [s for s in node.all_input_nodes if dtype_of(s) in (torch.bfloat16, torch.float16)]
     # of a scatter into zeros the zeros count as well: they have no sign
@@ -53,7 +53,10 @@ def _of_accumulator(looked: Looked, node: fx.Node, dtype: str, count: int) -> Fi
     error = error_of_sum(dtype, count, addends)
     message = f"{name} adds up to {count} rows and keeps the partial sums in {dtype}"
     code = sum_code("E0725", dtype, count, addends)
-    return Finding(code, message, looked.name, (node.name,), dtype, count, addends, error, "fp32", looked.origin(node))
+    origin, source = looked.origin(node), measured_on(name, dtype, backend)
+    return Finding(
+        code, message, looked.name, (node.name,), dtype, count, addends, error, "fp32", origin, source=source
+    )
 
 
 def _of_chain(looked: Looked, chain: LowChain) -> Finding:

@@ -7,5 +7,6 @@ capacities counted over the batch.
 
 from meshwright.compiler.passes.separability.couplings import Coupling, couplings
 from meshwright.compiler.passes.separability.findings import called, findings, undeclared
+from meshwright.compiler.passes.separability.fits import check_fits, without_fit
 
-__all__ = ["Coupling", "called", "couplings", "findings", "undeclared"]
+__all__ = ["Coupling", "called", "check_fits", "couplings", "findings", "undeclared", "without_fit"]
