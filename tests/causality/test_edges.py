@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import meshwright
 from meshwright.checking import Verdict
+from meshwright.compiler.causality import clock
 
 IDS = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(1))
 
@@ -119,9 +120,9 @@ def test_a_slow_model_is_left_when_the_time_is_over(question: Any) -> None:
     assert found.passed, found.text()
 
 
-def test_what_there_was_no_time_for_is_unknown() -> None:
+def test_what_there_was_no_time_for_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "LEAST", 0.0)
     slow = Slow()
-    slow.seconds = 0.5
     found = meshwright.check(slow, IDS, seconds=0.04)
     assert found.verdict == Verdict.UNKNOWN and "seconds" in found.findings[0].message
     assert "more seconds" in found.findings[0].action
