@@ -105,7 +105,9 @@ def worst(one: Case, plan: str) -> float:
     return verify(compiled, from_module(one.model), one.batches.__getitem__, lambda step: {}).worst
 
 
-@pytest.mark.parametrize(("kind", "experts"), [("Mixtral", "batched_mm"), ("Qwen3-MoE", "grouped_mm")])
+@pytest.mark.parametrize(
+    ("kind", "experts"), [("Mixtral", "batched_mm"), pytest.param("Qwen3-MoE", "grouped_mm", marks=pytest.mark.slow)]
+)
 def test_of_published_models(kind: str, experts: str) -> None:
     one = language_model(kind, experts)
     (found,) = separability.findings(one.program)
@@ -116,7 +118,7 @@ def test_of_published_models(kind: str, experts: str) -> None:
     assert near_eager(one) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3-MoE"])
+@pytest.mark.parametrize("kind", [pytest.param("Mixtral", marks=pytest.mark.slow), "Qwen3-MoE"])
 def test_published_models_that_sort_their_tokens_couple_nothing(kind: str) -> None:
     one = language_model(kind, "grouped_mm", balance=False)
     assert separability.findings(one.program) == ()

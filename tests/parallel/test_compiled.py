@@ -38,7 +38,9 @@ def program() -> StepProgram:
     )
 
 
-@pytest.mark.parametrize(("ranks", "plan"), [(4, "fsdp=2,tp=2"), (8, "ddp=2,fsdp=2,tp=2")])
+@pytest.mark.parametrize(
+    ("ranks", "plan"), [pytest.param(4, "fsdp=2,tp=2", marks=pytest.mark.slow), (8, "ddp=2,fsdp=2,tp=2")]
+)
 def test_real_ranks_equal_the_virtual_cluster(ranks: int, plan: str, tmp_path: Path) -> None:
     made = replace(preset(plan, program(), ranks), microbatches=2)
     rank_program = compile_step(program(), made)

@@ -29,7 +29,13 @@ from tests.unit.runtime import toy
 
 
 @pytest.mark.parametrize(
-    "plan", ["fsdp=4,prefetch", "ddp=2,fsdp=2,prefetch", "fsdp=2,tp=2,sp,prefetch=2", "zero1,prefetch"]
+    "plan",
+    [
+        pytest.param("fsdp=4,prefetch", marks=pytest.mark.slow),
+        pytest.param("ddp=2,fsdp=2,prefetch", marks=pytest.mark.slow),
+        "fsdp=2,tp=2,sp,prefetch=2",
+        "zero1,prefetch",
+    ],
 )
 def test_training_equals_one_device(plan: str, tmp_path: Path) -> None:
     truth = language(seed=0)

@@ -74,7 +74,9 @@ def check(found: list[Any], losses: list[float], weights: dict[str, Tensor]) -> 
     assert found[0][0] == pytest.approx(losses, rel=1e-12)
 
 
-@pytest.mark.parametrize(("plan", "other"), [("fsdp", "ddp=2,tp=2"), ("fsdp=2,tp=2,micro=2", "zero1")])
+@pytest.mark.parametrize(
+    ("plan", "other"), [pytest.param("fsdp", "ddp=2,tp=2", marks=pytest.mark.slow), ("fsdp=2,tp=2,micro=2", "zero1")]
+)
 def test_rank_0_decides_and_a_checkpoint_goes_on_under_another_plan(plan: str, other: str, tmp_path: Path) -> None:
     truth = language(seed=0)
     losses = eager_steps(truth, 6, clip=0.5)

@@ -120,7 +120,10 @@ CASES: dict[str, tuple[tuple[str, int], tuple[str, int], list[tuple[int, tuple[s
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c in ("experts", "encoder and decoder") else pytest.mark.slow) for c in CASES],
+)
 def test_kinds_of_repetition(case: str) -> None:
     deep, shallow, groups = CASES[case]
     folded = fold(step_of(*deep))

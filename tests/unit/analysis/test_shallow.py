@@ -51,7 +51,7 @@ def numbers(summary: RankSummary) -> Any:
     "make,expected",
     [
         (lambda: known("GPT-2")(5), [("transformer.h", 2)]),
-        (lambda: deep_models.mixtral(4), [("model.layers", 2)]),
+        pytest.param(lambda: deep_models.mixtral(4), [("model.layers", 2)], marks=pytest.mark.slow),
         pytest.param(lambda: deep_models.gemma3(9, "ssf"), [("model.layers", 6)], marks=pytest.mark.slow),
         pytest.param(
             lambda: deep_models.whisper(4),
@@ -249,7 +249,7 @@ def by_first_layers_and_whole() -> tuple[Folded, Folded]:
     return quick, fold(capture(model, given, optimizer, clip=1.0))
 
 
-@pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3, 7])
+@pytest.mark.parametrize("every", [*(pytest.param(every, marks=pytest.mark.slow) for every in (2, 3)), 7])
 def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
     quick, whole = by_first_layers_and_whole()
     assert quick.absent and not whole.absent

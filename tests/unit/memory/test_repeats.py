@@ -106,7 +106,7 @@ def test_recomputed_layers(text: str, save: str) -> None:
     assert memory(folded).by_kind == memory(deep).by_kind
 
 
-@pytest.mark.parametrize("save", ["nothing", "matmuls"])
+@pytest.mark.parametrize("save", [pytest.param("nothing", marks=pytest.mark.slow), "matmuls"])
 def test_a_norm_behind_the_layers_that_keeps_a_wider_form_of_their_result(save: str) -> None:
     """Of the last layer that form is kept, of all others the result, from which the next layer is computed again."""
     recompute = (Recompute("**", save),)  # type: ignore[arg-type]  # a Save
