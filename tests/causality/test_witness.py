@@ -113,3 +113,27 @@ def test_a_model_is_left_as_it_was() -> None:
         same, address, copy = before[name]
         assert value is same and value.data_ptr() == address and torch.equal(value, copy)
         assert value.dtype == torch.float32
+
+
+class WithDropout(torch.nn.Module):
+    """Each position but sees the next one, after a layer that draws by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = torch.nn.Embedding(40, 8), torch.nn.Dropout(0.3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(ids))
+        scores = x @ x.transpose(1, 2)
+        ahead = torch.ones(ids.shape[1], ids.shape[1]).tril(1) == 0
+        weights = self.drop(scores.masked_fill(ahead, -torch.inf).softmax(-1))
+        return self.drop(weights @ x)
+
+
+def test_what_dropout_leaves_unwritten_is_not_where_a_leak_enters() -> None:
+    torch.manual_seed(0)
+    model = WithDropout().train()
+    for seed in range(3):
+        ids = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(seed))
+        (witness,) = meshwright.check(model, ids).witnesses
+        assert witness.place is not None and "softmax" in (witness.place.text or ""), witness.text()

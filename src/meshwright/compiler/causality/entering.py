@@ -15,6 +15,10 @@ from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name
 
 
+_UNWRITTEN = ("aten.empty", "aten.new_empty")
+"""Ops whose results are whatever stood in that memory, until another op writes to them."""
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """Keeps what stands at one row and position after each op."""
 
@@ -27,7 +31,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(func, OpOverload):
+        if isinstance(func, OpOverload) and not overload_name(func).startswith(_UNWRITTEN):
             for value in tensors_in(made)[:1]:
                 kept = at_position(value, self.case)
                 if kept is not None:
