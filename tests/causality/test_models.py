@@ -25,7 +25,22 @@ def test_there_are_enough_models() -> None:
     assert len(CASES) >= 100
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda c: c.name)
+LONG = (
+    "SwitchPerSampleByDispatch",
+    "MaskOfCountedPlaces",
+    "SolvesATriangleAsAFullMatrix",
+    "RectifiedAfterWhatCancels",
+    "LongConvolutionByFourier",
+    "ZeroGateOfNoModule",
+)
+"""Models of whose kind there are others that take less long."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if c.name in LONG else ()) for c in CASES.values()],
+    ids=lambda c: c.name,
+)
 def test_verdict(case: Case) -> None:
     torch.manual_seed(0)
     model, batch, options = case.build()

@@ -42,7 +42,11 @@ def opinion_of(model: object, batch: object, **options: object) -> Opinion:
         return second_reading(subject.function, feeds, subject.addresses(), Clock())
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if place % 3 else ()) for place, c in enumerate(CASES.values())],
+    ids=lambda c: c.name,
+)
 def test_nothing_is_proved_that_is_not_so(case: Case) -> None:
     model, batch, options = case.build()
     said = opinion_of(model, batch, **options)

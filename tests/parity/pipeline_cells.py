@@ -34,12 +34,12 @@ COVERING = (
     ("Llama", "gpipe", 2, "fsdp 2 x tp 2"),
     ("Llama", "list", 2, "ddp 2"),
     ("Llama", "dualpipe", 2, "ddp 2"),
-    ("Qwen3", "interleaved", 2, "fsdp 2 x tp 2"),
+    ("gpt.mw", "interleaved", 2, "fsdp 2 x tp 2"),
     ("Qwen3", "zb-h2", 4, "alone"),
-    ("T5", "zb-h1", 4, "ddp 2"),
+    ("gpt.mw", "zb-h1", 4, "ddp 2"),
     ("T5", "zb-v", 2, "fsdp 2 x tp 2"),
     ("T5", "dualpipe-v", 2, "alone"),
-    ("ViT", "interleaved-zb", 4, "alone"),
+    ("gpt.mw", "interleaved-zb", 4, "alone"),
     ("ViT", "zb-v", 4, "ddp 2"),
 )
 """Every model, schedule, number of ranks and inner plan at least once; few tasks, since each has to be captured."""

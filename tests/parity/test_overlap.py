@@ -75,7 +75,7 @@ def test_the_same_numbers(text: str, microbatches: int, prefetch: int) -> None:
     check(LLAMA, made(LLAMA, text, microbatches=microbatches, prefetch=prefetch), captured(LLAMA))
 
 
-@pytest.mark.parametrize("text", ["fsdp=4", "fsdp=2,tp=2,sp"])
+@pytest.mark.parametrize("text", [pytest.param("fsdp=4", marks=pytest.mark.slow), "fsdp=2,tp=2,sp"])
 @pytest.mark.parametrize("save", ["nothing", "matmuls"])
 def test_the_same_numbers_with_recomputation(text: str, save: Save) -> None:
     check(LLAMA, made(LLAMA, text, recompute=(Recompute("model.layers.*", save),)), captured(LLAMA))
@@ -86,7 +86,7 @@ def test_the_same_numbers_with_dropout_and_tied_weights(text: str) -> None:
     check(DROPPING, made(DROPPING, text), captured(DROPPING))
 
 
-@pytest.mark.parametrize(("optimizer", "text"), [("SGD", "zero2=4"), ("Muon", "zero1=4"), ("Muon", "fsdp=4")])
+@pytest.mark.parametrize(("optimizer", "text"), [("SGD", "zero2=4"), pytest.param("Muon", "zero1=4", marks=pytest.mark.slow), ("Muon", "fsdp=4")])
 def test_the_same_numbers_with_other_optimizers(optimizer: str, text: str) -> None:
     task = Task("Llama", optimizer=optimizer, clip=None)
     check(task, made(task, text), captured(task))

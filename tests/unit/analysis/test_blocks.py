@@ -75,7 +75,7 @@ def assert_same(folded: StepProgram, shallow: StepProgram, blocks: bool = True) 
     [
         ("GPT-2", None),
         pytest.param("Llama", None, marks=pytest.mark.slow),
-        ("ViT", None),
+        pytest.param("ViT", None, marks=pytest.mark.slow),
         ("gpt.mw", None),
         ("Llama", MIXED),
         pytest.param("BERT", MIXED, marks=pytest.mark.slow),
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[tuple[str, int], tuple[str, int], list[tuple[int, tuple[s
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=() if c in ("experts", "encoder and decoder") else pytest.mark.slow) for c in CASES],
+    [pytest.param(c, marks=() if c == "experts" else pytest.mark.slow) for c in CASES],
 )
 def test_kinds_of_repetition(case: str) -> None:
     deep, shallow, groups = CASES[case]
@@ -147,6 +147,7 @@ def gemma_of_four() -> Made:
     return deep_models.gemma3(4, "ssff")
 
 
+@pytest.mark.slow
 def test_dense_layers_before_layers_with_experts() -> None:
     folded = fold(captured(deep_models.deepseek(6)))
     assert folded.repeats == {"model.layers.1": 2, "model.layers.4": 2}

@@ -76,7 +76,7 @@ PLANS = ["ddp=2", "zero1=2", "fsdp=2", "tp=2,sp", "ddp=2,micro=4", "fsdp=2,tp=2,
 
 
 @pytest.mark.parametrize("text", PLANS)
-@pytest.mark.parametrize("name", list(LAST))
+@pytest.mark.parametrize("name", [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama", "gpt.mw"])
 def test_two_layers_stand_for_six(name: str, text: str) -> None:
     deep, folded = summaries(name, text)
     assert folded.held == deep.held

@@ -65,7 +65,12 @@ def assert_same(first: RankProgram, second: RankProgram) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama", pytest.param("ViT", marks=pytest.mark.slow), "gpt.mw"],
+    [
+        pytest.param("GPT-2", marks=pytest.mark.slow),
+        pytest.param("Llama", marks=pytest.mark.slow),
+        pytest.param("ViT", marks=pytest.mark.slow),
+        "gpt.mw",
+    ],
 )
 def test_the_quick_way_gives_the_same_program(name: str) -> None:
     program = captured(name, 0.0 if name.endswith(".mw") else 0.1)

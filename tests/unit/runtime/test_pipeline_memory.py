@@ -46,8 +46,8 @@ def without_staging(ranks: int) -> Cluster:
     [
         pytest.param("pp=2,micro=4", marks=pytest.mark.slow),
         "pp=2,tp=2,micro=4,schedule=zb-h1",
-        "pp=2,ddp=2,micro=4,schedule=interleaved",
-        "pp=2,micro=4,recompute",
+        pytest.param("pp=2,ddp=2,micro=4,schedule=interleaved", marks=pytest.mark.slow),
+        pytest.param("pp=2,micro=4,recompute", marks=pytest.mark.slow),
         pytest.param("pp=4,fsdp=2,micro=4", marks=pytest.mark.slow),
         "pp=2,fsdp=2,micro=4,selective",
         pytest.param("pp=2,micro=8,schedule=dualpipe-v", marks=pytest.mark.slow),

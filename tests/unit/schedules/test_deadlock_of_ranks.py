@@ -25,7 +25,9 @@ from tests.unit.schedules.mutations import MUTATIONS, swap
 from tests.unit.schedules.whole import CASES, Case, compiled, everyone_of, programs_of
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if place % 2 else ()) for place, c in enumerate(CASES)], ids=str
+)
 def test_compiled_programs_come_to_an_end(case: Case) -> None:
     everyone = everyone_of(case)
     assert check(everyone) == check_ranks(programs_of(case)) == []
