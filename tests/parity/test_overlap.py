@@ -86,7 +86,10 @@ def test_the_same_numbers_with_dropout_and_tied_weights(text: str) -> None:
     check(DROPPING, made(DROPPING, text), captured(DROPPING))
 
 
-@pytest.mark.parametrize(("optimizer", "text"), [("SGD", "zero2=4"), pytest.param("Muon", "zero1=4", marks=pytest.mark.slow), ("Muon", "fsdp=4")])
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [("SGD", "zero2=4"), pytest.param("Muon", "zero1=4", marks=pytest.mark.slow), ("Muon", "fsdp=4")],
+)
 def test_the_same_numbers_with_other_optimizers(optimizer: str, text: str) -> None:
     task = Task("Llama", optimizer=optimizer, clip=None)
     check(task, made(task, text), captured(task))
