@@ -14,7 +14,6 @@ from meshwright.compiler.causality.running import Subject
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, overload_name
 
-
 _UNWRITTEN = ("aten.empty", "aten.new_empty")
 """Ops whose results are whatever stood in that memory, until another op writes to them."""
 
