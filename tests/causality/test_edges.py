@@ -121,7 +121,7 @@ def test_a_slow_model_is_left_when_the_time_is_over(question: Any) -> None:
 
 
 def test_what_there_was_no_time_for_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "LEAST", 0.0)
+    monkeypatch.setattr(clock, "LEAST_SECONDS", 0.0)
     slow = Slow()
     found = meshwright.check(slow, IDS, seconds=0.04)
     assert found.verdict == Verdict.UNKNOWN and "seconds" in found.findings[0].message

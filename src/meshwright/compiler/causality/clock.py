@@ -15,8 +15,8 @@ MORE_TIME = "give it more seconds, or a smaller model or batch"
 """What to do about it."""
 
 
-LEAST = 2.0
-"""Seconds that are allowed for the least without which nothing can be said, if the check has fewer."""
+LEAST_SECONDS = 2.0
+"""Allowed for the least without which nothing can be said, if the check has fewer."""
 
 
 class TimeIsUp(BaseException):
@@ -30,7 +30,7 @@ class Clock:
         self.seconds = seconds
         self._begun = time.monotonic()
         self.end = self._begun + seconds
-        self._last = self.end + max(seconds, LEAST)
+        self._last = self.end + max(seconds, LEAST_SECONDS)
         self._doing: tuple[str, float] | None = None
 
     @property

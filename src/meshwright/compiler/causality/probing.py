@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.clock import LEAST_SECONDS
 from meshwright.compiler.causality.edits import Base, Edit, base_values
 from meshwright.compiler.causality.feed import Feed
 from meshwright.compiler.causality.relation import Relation
@@ -28,7 +29,6 @@ ENOUGH = 3
 Weights, tokens and the change are drawn anew for each, so that one would do but for the digits of a number.
 """
 
-_LEAST_SECONDS = 2.0
 _MANY = 200
 """Places beyond which special tokens and strong weights are left out once each was tried often enough."""
 
@@ -122,7 +122,7 @@ def probe(search: Search, places: list[Place], seconds: float, plateaus: bool) -
 
     ``seconds`` bound it, but two of them are always allowed.
     """
-    end = time.monotonic() + max(seconds, _LEAST_SECONDS)
+    end = time.monotonic() + max(seconds, LEAST_SECONDS)
     done = Probed(places)
     for number, (weights, base) in enumerate(_settings(search, plateaus)):
         first: Ran | None = None
@@ -189,7 +189,7 @@ def _settings(search: Search, plateaus: bool) -> Iterator[Setting]:
 
 def everywhere(search: Search, feed: Feed, seconds: float) -> bool:
     """Change a batch at every cut, and each row of it. Whether all were tried before time was up."""
-    end = time.monotonic() + max(seconds, _LEAST_SECONDS)
+    end = time.monotonic() + max(seconds, LEAST_SECONDS)
     weights = (1.0, 1.0, 1) if search.subject.own else (0.0, 1.0, 1)
     edits: list[Edit] = []
     if feed.batch_dim is not None and feed.rows > 1:

@@ -214,7 +214,7 @@ def _attention_backward(
             scale=form.scale,
         )
     else:
-        made = _plain_backward(grad, query, key, value, out, total, form)
+        return plain_attention_backward(grad, query, key, value, mask, seed, out, logsumexp, *rest)
     return _stored_by_token(made[0]), _stored_by_token(made[1]), _stored_by_token(made[2])
 
 
