@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import meshwright
-from tests.drift import models
+from tests.drift import models, models_by_chance
 
 DRIFTING: dict[str, tuple[nn.Module, str, bool]] = {
     "norm in f32 in training": (models.TrainOnlyUpcast().bfloat16(), "E0770", True),
@@ -31,8 +31,8 @@ DRIFTING: dict[str, tuple[nn.Module, str, bool]] = {
     "merged weights": (models.Merged(), "E0772", True),
     "another epsilon": (models.OtherEpsilon(), "E0773", False),
     "a clamp that bites": (models.Clamped(0.5), "E0771", False),
-    "dropout by hand, not rescaled": (models.Noisy("kept, not rescaled"), "E0785", False),
-    "noise that is not zero on average": (models.Noisy("added, above zero"), "E0785", False),
+    "dropout by hand, not rescaled": (models_by_chance.Noisy("kept, not rescaled"), "E0785", False),
+    "noise that is not zero on average": (models_by_chance.Noisy("added, above zero"), "E0785", False),
     "logits capped in evaluation": (models.CappedInEval(), "E0771", False),
 }
 """The model, the code, and whether float64 computes the same in both modes: only rounding drifts."""
@@ -66,14 +66,14 @@ def test_a_cast_that_rounds_once_either_way_is_predicted_to_cost_nothing() -> No
 
 
 def test_what_training_draws_by_chance_is_no_drift_but_said() -> None:
-    found = meshwright.drift(models.StochasticDepth(), models.tokens())
+    found = meshwright.drift(models_by_chance.StochasticDepth(), models.tokens())
     assert found.passed and not found.findings, found.text()
     assert any("draws by chance" in one for one in found.skipped)
 
 
 @pytest.mark.parametrize(
     "model",
-    [models.Noisy("kept and rescaled"), models.Noisy("jitter"), models.Gumbel()],
+    [models_by_chance.Noisy("kept and rescaled"), models_by_chance.Noisy("jitter"), models_by_chance.Gumbel()],
     ids=["dropout by hand", "jitter", "gumbel"],
 )
 def test_noise_whose_average_is_what_evaluation_computes_is_no_drift(model: nn.Module) -> None:
@@ -83,7 +83,7 @@ def test_noise_whose_average_is_what_evaluation_computes_is_no_drift(model: nn.M
 
 
 def test_rows_that_are_left_out_and_not_rescaled_are_told_with_their_average() -> None:
-    (finding,) = meshwright.drift(models.RowsNotRescaled(), models.tokens()).findings
+    (finding,) = meshwright.drift(models_by_chance.RowsNotRescaled(), models.tokens()).findings
     assert finding.code == "E0785"
     scale = float(re.findall(r"([\d.]+) times what evaluation uses", finding.render())[0])
     assert 0.3 < scale < 0.7
