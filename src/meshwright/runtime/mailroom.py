@@ -10,9 +10,8 @@ from torch import Tensor
 
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.pipeline_program import PipelineProgram
-from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import LocalGraph
-from meshwright.compiler.graph.stage_messages import Origin, spec_of, wanted
+from meshwright.compiler.graph.stage_messages import Origin, Spec, specs, wanted
 from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.table import Action
 from meshwright.runtime.mail import Parcel, Pending
@@ -42,7 +41,7 @@ class Mailroom:
             if other != pipe
         }
         self._coming = {(way, origin): names for way in self._ways for origin, names in reads[way, pipe].items()}
-        self._specs = {name: spec for names in self._coming.values() for name, spec in self._specs_of(names)}
+        self._specs = self._specs_of({name for names in self._coming.values() for name in names})
         self._free: dict[tuple[Way, Origin], list[list[Tensor]]] = {}
         self._lent: dict[int, list[tuple[tuple[Way, Origin], list[Tensor]]]] = {}
         self._under_way: dict[str, list[tuple[Parcel, bool, Pending]]] = {}
@@ -105,11 +104,9 @@ class Mailroom:
         shape, dtype = self._specs[name]
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def _specs_of(self, names: Sequence[str]) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
-        for name in names:
-            graphs = (graph for way in self._ways for graph in self._passes(way))
-            graph = next(g for g in graphs if Value("value", name) in g.signature.inputs)
-            yield name, spec_of(graph, name)
+    def _specs_of(self, names: set[str]) -> dict[str, Spec]:
+        graphs = (graph for way in self._ways for graph in self._passes(way))
+        return {v.name: spec for graph in graphs for v, spec in specs(graph).items() if v.name in names}
 
     def _way(self, microbatch: int) -> Way:
         return self._program.schedule.direction(microbatch)

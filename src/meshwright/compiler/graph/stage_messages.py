@@ -6,7 +6,7 @@ The runtime sends by these functions, and the check that all ranks come to an en
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import torch
@@ -98,16 +98,20 @@ def buckets(sizes: Sequence[int], most: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def spec_of(graph: LocalGraph, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-    """The local shape and the dtype of a value that comes into a graph."""
-    note = _inputs(graph)[Value("value", name)]
-    return tuple(note.shape), note.dtype or torch.float32
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+def specs(graph: LocalGraph) -> dict[Value, Spec]:
+    """The local shapes and dtypes of the values of other graphs that come into this one."""
+    nodes = graph.module.graph.find_nodes(op="placeholder")
+    notes = ((v, annotation(node)) for v, node in zip(graph.signature.inputs, nodes, strict=True) if v.kind == "value")
+    return {value: (tuple(note.shape), note.dtype or torch.float32) for value, note in notes}
 
 
 def size_read(readers: Iterable[LocalGraph], name: str) -> int:
     """The bytes of a value that the first of these graphs that reads it expects."""
     value = Value("value", name)
-    return _bytes(*spec_of(next(graph for graph in readers if value in graph.signature.inputs), name))
+    return _bytes(*specs(next(graph for graph in readers if value in graph.signature.inputs))[value])
 
 
 def size_made(makers: Iterable[LocalGraph], name: str) -> int:
@@ -121,11 +125,6 @@ def output_note(graph: LocalGraph, value: Value) -> Annotation:
     """What is known of an output of a graph."""
     (output,) = graph.module.graph.find_nodes(op="output")
     return annotation(output.args[0][graph.signature.outputs.index(value)])
-
-
-def _inputs(graph: LocalGraph) -> Mapping[Value, Annotation]:
-    nodes = graph.module.graph.find_nodes(op="placeholder")
-    return dict(zip(graph.signature.inputs, map(annotation, nodes), strict=True))
 
 
 def _bytes(shape: Iterable[int], dtype: torch.dtype) -> int:
