@@ -207,7 +207,7 @@ def chance(seed: int) -> Iterator[None]:
     python = random.getstate()
     ours = numpy.random.get_state() if numpy is not None else None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed)
@@ -217,3 +217,10 @@ def chance(seed: int) -> Iterator[None]:
             random.setstate(python)
             if numpy is not None:
                 numpy.random.set_state(ours)
+
+
+def _seed_torch(seed: int) -> None:
+    if torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed would write down the stack of its caller each time, for when CUDA begins
+        torch.default_generator.manual_seed(seed)
