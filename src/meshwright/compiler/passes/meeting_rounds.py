@@ -1,0 +1,48 @@
+"""Cut the passes of stages where microbatches meet: what comes after a meeting is a pass of its own, a further *round*.
+
+A round is as early as it can be, so that what waits for no meeting goes on to the next stage at once: the activations
+of a layer with a balance loss, say, while its gates are added up over the microbatches.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from meshwright.compiler.graph.meeting import meets
+from meshwright.compiler.passes.stages import Assigned
+from meshwright.compiler.schedules.rounds import FAMILIES, round_of
+
+
+def cut_at_meetings(graph: fx.Graph, assigned: Assigned) -> tuple[str, ...]:
+    """Give nodes after a meeting to later rounds of their pass (``F1``, ``F2``, ...); meetings are what a round begins
+    with. Returns all passes in order, of all stages."""
+    depth: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node not in assigned.of:
+            continue
+        stage, family = assigned.of[node]
+        before = (depth[n] for n in node.all_input_nodes if n in depth and assigned.of[n][1] == family)
+        depth[node] = max(before, default=0) + meets(node)
+    if not any(depth.values()):
+        return tuple(FAMILIES)
+    _postpone(depth, assigned)
+    found: dict[tuple[int, str], set[int]] = {}
+    for node, deep in depth.items():
+        found.setdefault(assigned.of[node], set()).add(deep)
+    # a stage may have none of the rounds of those before it
+    number = {place: {deep: i for i, deep in enumerate(sorted(deeps))} for place, deeps in found.items()}
+    for node, deep in depth.items():
+        stage, family = assigned.of[node]
+        assigned.of[node] = stage, f"{family}{number[stage, family][deep] or ''}"
+    kinds = {*FAMILIES, *(kind for _, kind in assigned.of.values())}
+    return tuple(sorted(kinds, key=round_of))
+
+
+def _postpone(depth: dict[fx.Node, int], assigned: Assigned) -> None:
+    """Let backward nodes that nothing reads before a meeting stand behind it: what is made of forward values alone need
+    not be there for all microbatches at once."""
+    for node in reversed(depth):
+        own = assigned.of[node]
+        users = [user for user in node.users if assigned.of.get(user) == own]
+        if own[1] != "F" and users and len(users) == len(node.users) and not meets(node):
+            depth[node] = max(depth[node], min(depth[user] - meets(user) for user in users))
