@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from meshwright.compiler.graph.meeting import meeting_places
 from meshwright.compiler.graph.rank_program import LocalGraph
@@ -37,6 +38,23 @@ def waiting(
         item = summary.items[first]
         for kind, size in most.items():
             yield Buffer(size * (microbatches - 1), kind, first, last, item.phase, "", NAME)
+
+
+def with_waiting(summary: GraphSummary, graph: LocalGraph, microbatches: int) -> GraphSummary:
+    """A pass of a pipeline with what the other microbatches keep from before a meeting until behind it. What they keep
+    for later passes is not theirs alone to wait, and counted there."""
+    names = {node.name for node in meeting_places(graph.module.graph)}
+    ends = sorted({position for position, item in enumerate(summary.items) if item.name in names})
+    if not ends or microbatches < 2:
+        return summary
+    more = [
+        replace(buffer, bytes=buffer.bytes * (microbatches - 1), name=NAME)
+        for buffer in summary.buffers
+        if buffer.name not in names
+        and buffer.last < len(summary.items)
+        and any(buffer.born <= end < buffer.last for end in ends)
+    ]
+    return replace(summary, buffers=(*summary.buffers, *more))
 
 
 def _crossing(summary: GraphSummary, end: int, meetings: set[str], repeats: Mapping[str, int]) -> Counter[str]:

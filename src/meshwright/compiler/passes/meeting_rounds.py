@@ -6,23 +6,21 @@ of a layer with a balance loss, say, while its gates are added up over the micro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from torch import fx
 
 from meshwright.compiler.graph.meeting import meets
-from meshwright.compiler.passes.stages import Assigned
+from meshwright.compiler.passes.stages import Assigned, block_order
 from meshwright.compiler.schedules.rounds import FAMILIES, round_of
+from meshwright.compiler.summary import Meeting
 
 
 def cut_at_meetings(graph: fx.Graph, assigned: Assigned) -> tuple[str, ...]:
     """Give nodes after a meeting to later rounds of their pass (``F1``, ``F2``, ...); meetings are what a round begins
     with. Returns all passes in order, of all stages."""
-    depth: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        if node not in assigned.of:
-            continue
-        stage, family = assigned.of[node]
-        before = (depth[n] for n in node.all_input_nodes if n in depth and assigned.of[n][1] == family)
-        depth[node] = max(before, default=0) + meets(node)
+    depth = _depths(graph, assigned)
     if not any(depth.values()):
         return tuple(FAMILIES)
     _postpone(depth, assigned)
@@ -36,6 +34,47 @@ def cut_at_meetings(graph: fx.Graph, assigned: Assigned) -> tuple[str, ...]:
         assigned.of[node] = stage, f"{family}{number[stage, family][deep] or ''}"
     kinds = {*FAMILIES, *(kind for _, kind in assigned.of.values())}
     return tuple(sorted(kinds, key=round_of))
+
+
+def meetings_of(graph: fx.Graph, assigned: Assigned, groups: Iterable[tuple[str, str]]) -> dict[str, Meeting]:
+    """How often microbatches meet on the way through each block; nothing where they do not meet. ``assigned`` has every
+    block as a stage of its own, by its number, and all of the backward pass as ``I``; of ``groups`` of blocks that
+    repeat, the last copy goes as the one before."""
+    depth = _depths(graph, assigned)
+    blocks = block_order(graph)
+    begins: dict[tuple[int, str], int] = {}
+    aside: set[int] = set()
+    for node, deep in depth.items():
+        place = assigned.of[node]
+        begins[place] = min(begins.get(place, deep), deep)
+        if meets(node) and place[1] == "F":
+            aside.add(place[0])
+    if not any(depth.values()):
+        return {}
+    found: dict[str, Meeting] = {}
+    for number, block in enumerate(blocks):
+        forward, backward = (
+            max(0, begins.get((number + step, family), 0) - begins.get((number, family), 0))
+            for family, step in (("F", 1), ("I", -1))
+        )
+        found[block] = Meeting(forward, backward, number in aside)
+    for first, other in groups:
+        if other == blocks[-1] != first:
+            found[other] = replace(found[other], forward=found[first].forward)
+        if first == blocks[0] != other:
+            found[first] = replace(found[first], backward=found[other].backward)
+    return found
+
+
+def _depths(graph: fx.Graph, assigned: Assigned) -> dict[fx.Node, int]:
+    """How many meetings have to come before each node in its pass, whichever stages they are in."""
+    depth: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node in assigned.of:
+            family = assigned.of[node][1]
+            before = (depth[n] for n in node.all_input_nodes if n in depth and assigned.of[n][1] == family)
+            depth[node] = max(before, default=0) + meets(node)
+    return depth
 
 
 def _postpone(depth: dict[fx.Node, int], assigned: Assigned) -> None:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from torch import fx
-
 from meshwright.compiler import collector
 from meshwright.compiler.diagnostics import MeshwrightError, Origin, error, suggestion
 from meshwright.compiler.graph.meeting import joins, meeting_places

@@ -52,8 +52,8 @@ def neighbours(stages: int) -> Links:
 def programs(
     schedule: Schedule, costs: Costs | None = None, size: Size = unknown, links: Links | None = None
 ) -> tuple[Program, ...]:
-    """The program of every rank; ``links``: what passes read of other stages. Raises :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does
-    not come to an end."""
+    """The program of every rank; ``links``: what passes read of other stages. Raises
+    :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does not come to an end."""
     run = simulate(schedule, costs)
     links = neighbours(schedule.stages) if links is None else links
     ready: dict[Action, float] = {}

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshwright.compiler.schedules.table import Action, Row, Rounds, Schedule, Step
+from meshwright.compiler.schedules.table import Action, Rounds, Row, Schedule, Step
 
 FAMILIES = "FIW"
 """What a pass is, whichever its round: forward, the gradient of the input, those of the weights."""
@@ -26,6 +26,40 @@ def in_rounds(schedule: Schedule, rounds: Rounds) -> Schedule:
     for kinds in late.values():
         kinds.sort(key=round_of)
     return replace(schedule, rows=tuple(_row(row, late) for row in schedule.rows), rounds=rounds)
+
+
+def lets_meet(schedule: Schedule) -> bool:
+    """Whether at every stage all microbatches go forward before one goes back, on one rank, so that they can meet."""
+    for row in schedule.rows:
+        back: set[int] = set()
+        for action in (action for step in row for action in step):
+            if action.kind != "F":
+                back.add(action.stage)
+            elif action.stage in back:
+                return False
+    return len(schedule.placement) == 1
+
+
+def expected(stages: Sequence[tuple[tuple[int, int], bool]]) -> Rounds | None:
+    """What passes wait for where as much is known of each stage as a prediction needs: in how many rounds it goes
+    forward and back, and whether microbatches meet in its forward pass beside what goes on to the next stage. None
+    where they do not meet at all."""
+    reads: dict[tuple[int, str], tuple[tuple[int, str], ...]] = {}
+    meets: dict[tuple[int, str], tuple[tuple[int, str], ...]] = {}
+    last = {
+        s: ("F1" if forward > 1 else "F", "I1" if back > 1 else "I") for s, ((forward, back), _) in enumerate(stages)
+    }
+    for s, ((forward, back), aside) in enumerate(stages):
+        own, end = last[s]
+        reads[s, "F"] = ((s - 1, last[s - 1][0]),) if s else ()
+        reads[s, "I"] = ((s, own), *([(s + 1, last[s + 1][1])] if s + 1 in last else []))
+        reads[s, "W"] = ((s, end),)
+        if aside:
+            meets[s, "I"] = ((s, own),)
+        for family, count in (("F", forward), ("I", back)):
+            if count > 1:
+                reads[s, f"{family}1"] = meets[s, f"{family}1"] = ((s, family),)
+    return Rounds(reads, meets) if meets else None
 
 
 def round_of(kind: str) -> tuple[int, int]:
@@ -61,9 +95,7 @@ def _first_round(action: Action, late: Sequence[str]) -> Iterator[Action]:
         yield action.passes[0] if action.kind == "B" else action
 
 
-def _later(
-    stage: int, family: str, late: Sequence[str], order: dict[tuple[int, str], list[int]]
-) -> Iterator[Step]:
+def _later(stage: int, family: str, late: Sequence[str], order: dict[tuple[int, str], list[int]]) -> Iterator[Step]:
     """The rounds after the first, each for all microbatches in the order in which they came."""
     waits = family == "W" and any(kind[0] == "I" for kind in late)
     for kind in (*(["W"] if waits else []), *(kind for kind in late if kind[0] == family)):

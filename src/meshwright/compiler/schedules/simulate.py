@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.request import Costs
@@ -144,18 +143,23 @@ def _circle(schedule: Schedule, waiting: dict[int, tuple[Step, Action]]) -> dict
 
 
 def _seconds(costs: Costs, schedule: Schedule) -> dict[tuple[str, int], float]:
-    """What an action takes by itself, by its kind and stage. Rounds of a pass share its time: where it is spent is not
-    known here."""
+    """What an action takes by itself, by its kind and stage. Rounds of a pass share its time evenly; where two stand
+    for more of them, the first has that of all but the last, for which alone other stages wait."""
     found: dict[tuple[str, int], float] = {}
     for stage in range(schedule.stages):
         forward, input_, weight = costs.of(stage)
         for kind, seconds in (("F", forward), ("I", input_), ("W", weight), ("B", input_ + weight)):
             found[kind, stage] = seconds
     if schedule.rounds is not None:
-        count = Counter((kind[0], stage) for stage, kind in schedule.rounds.reads)
-        later = [(kind, stage) for stage, kind in schedule.rounds.reads if kind[1:]]
-        found |= {(kind, stage): found[kind[0], stage] / count[kind[0], stage] for kind, stage in later}
-        found |= {key: found[key] / count[key] for key in {(kind[0], stage) for kind, stage in later}}
+        most: dict[tuple[str, int], int] = {}
+        for stage, kind in schedule.rounds.reads:
+            most[kind[0], stage] = max(most.get((kind[0], stage), 0), int(kind[1:] or 0))
+        for (family, stage), last in most.items():
+            if last:
+                whole, few = found[family, stage], bool(costs.rounds) and last == 1 and family in "FI"
+                count = costs.rounds[stage]["FI".index(family)] if few else last + 1
+                found |= {(f"{family}{number or ''}", stage): whole / count for number in range(last + 1)}
+                found[family, stage] = whole * (count - last) / count
     return found
 
 
