@@ -61,6 +61,8 @@ class Taken:
     update: LocalGraph
     meetings: Mapping[str, Meeting]
     """By block, how often microbatches meet on the way through it."""
+    rounds: Mapping[str, int]
+    """By node after a meeting: how many meetings of its pass come before it."""
 
 
 def mark(blocks: Sequence[str], graph: fx.Graph, homes: Mapping[fx.Node, int]) -> None:
@@ -96,7 +98,7 @@ def summarize_stages(taken: Taken, groups: Iterable[tuple[str, str]], repeats: M
         graph = taken.passes[kind]
         memory = storages(nodes_of(graph), mesh)
         found = summarize_graph(graph, mesh, known, memory, passed_on=deposited(graph).values())
-        passes[kind] = with_waiting(_placed(found, graph, taken.blocks), graph, whole.plan.microbatches)
+        passes[kind] = with_waiting(_placed(found, graph, taken.blocks), graph, whole.plan.microbatches, taken.rounds)
     update = summarize_graph(taken.update, mesh, known, update=in_place(taken.update))
     integers = [math.prod(s.shape) for s in program.batch.values() if not s.dtype.is_floating_point]
     return StagedSummary(

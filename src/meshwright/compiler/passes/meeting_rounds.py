@@ -6,24 +6,46 @@ of a layer with a balance loss, say, while its gates are added up over the micro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from torch import fx
 
-from meshwright.compiler.graph.meeting import meets
+from meshwright.compiler.graph.meeting import joins, meets
+from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.passes.stages import Assigned, block_order
 from meshwright.compiler.schedules.rounds import FAMILIES, round_of
 from meshwright.compiler.summary import Meeting
 
 
+def meet_once(graph: fx.Graph) -> None:
+    """Read sums over microbatches that were met forward again in the backward pass, where they would be computed again:
+    microbatches would have to meet once more for them, all with the values of their forward pass."""
+    numbers: dict[Hashable, int] = {}
+    number: dict[fx.Node, int] = {}
+    first: dict[int, fx.Node] = {}
+    again = False
+    for node in list(graph.nodes):
+        key: Hashable = node
+        if node.op == "call_function":
+            read = fx.node.map_arg((node.args, node.kwargs), lambda n: f"value {number[n]}")
+            key = (node.target, repr(read))
+        number[node] = numbers.setdefault(key, len(numbers))
+        if meets(node) and not joins(node):
+            before = first.setdefault(number[node], node)
+            if before is not node and annotation(node).phase != "forward":
+                node.replace_all_uses_with(before)
+                again = True
+    if again:
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+
+
 def cut_at_meetings(graph: fx.Graph, assigned: Assigned) -> tuple[str, ...]:
     """Give nodes after a meeting to later rounds of their pass (``F1``, ``F2``, ...); meetings are what a round begins
     with. Returns all passes in order, of all stages."""
-    depth = _depths(graph, assigned)
+    depth = depths(graph, assigned)
     if not any(depth.values()):
         return tuple(FAMILIES)
-    _postpone(depth, assigned)
     found: dict[tuple[int, str], set[int]] = {}
     for node, deep in depth.items():
         found.setdefault(assigned.of[node], set()).add(deep)
@@ -40,7 +62,7 @@ def meetings_of(graph: fx.Graph, assigned: Assigned, groups: Iterable[tuple[str,
     """How often microbatches meet on the way through each block; nothing where they do not meet. ``assigned`` has every
     block as a stage of its own, by its number, and all of the backward pass as ``I``; of ``groups`` of blocks that
     repeat, the last copy goes as the one before."""
-    depth = _depths(graph, assigned)
+    depth = depths(graph, assigned)
     blocks = block_order(graph)
     begins: dict[tuple[int, str], int] = {}
     aside: set[int] = set()
@@ -66,14 +88,16 @@ def meetings_of(graph: fx.Graph, assigned: Assigned, groups: Iterable[tuple[str,
     return found
 
 
-def _depths(graph: fx.Graph, assigned: Assigned) -> dict[fx.Node, int]:
-    """How many meetings have to come before each node in its pass, whichever stages they are in."""
+def depths(graph: fx.Graph, assigned: Assigned) -> dict[fx.Node, int]:
+    """How many meetings come before each node in its pass, whichever stages they are in."""
     depth: dict[fx.Node, int] = {}
     for node in graph.nodes:
         if node in assigned.of:
             family = assigned.of[node][1]
             before = (depth[n] for n in node.all_input_nodes if n in depth and assigned.of[n][1] == family)
             depth[node] = max(before, default=0) + meets(node)
+    if any(depth.values()):
+        _postpone(depth, assigned)
     return depth
 
 
@@ -83,5 +107,5 @@ def _postpone(depth: dict[fx.Node, int], assigned: Assigned) -> None:
     for node in reversed(depth):
         own = assigned.of[node]
         users = [user for user in node.users if assigned.of.get(user) == own]
-        if own[1] != "F" and users and len(users) == len(node.users) and not meets(node):
+        if own[1] != "F" and users and len(users) == len(node.users):
             depth[node] = max(depth[node], min(depth[user] - meets(user) for user in users))

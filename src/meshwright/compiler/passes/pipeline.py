@@ -16,7 +16,7 @@ from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.graph.stage_messages import rank_programs, waiting_of
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finished
-from meshwright.compiler.passes.meeting_rounds import cut_at_meetings
+from meshwright.compiler.passes.meeting_rounds import cut_at_meetings, meet_once
 from meshwright.compiler.passes.pieces import ORDER, Piece, split
 from meshwright.compiler.passes.stages import assign, block_order
 from meshwright.compiler.passes.tell_numerics import tell_numerics
@@ -128,6 +128,7 @@ def _refused(stages: Sequence[Stage], why: str, stuck: str = "") -> MeshwrightEr
     way = "take schedule=gpipe, or breadth-first with several stages on each rank"
     if not any(lines.values()):
         way += f", or declare {'them' if also else 'it'} per microbatch"
+    way += ", or use micro=1"
     return error("E0766", message, first, way, (*also, *([stuck] if stuck else [])))
 
 
@@ -135,6 +136,7 @@ def _stages(
     whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
 ) -> tuple[Stage, ...]:
     micro, update = whole.micro, whole.update
+    meet_once(micro.module.graph)
     assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
     order = cut_at_meetings(micro.module.graph, assigned)
     passes = split(micro, assigned, order)
