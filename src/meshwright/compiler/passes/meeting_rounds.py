@@ -11,33 +11,39 @@ from dataclasses import replace
 
 from torch import fx
 
+from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.meeting import joins, meets
 from meshwright.compiler.graph.program import annotation
+from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.passes.stages import Assigned, block_order
 from meshwright.compiler.schedules.rounds import FAMILIES, round_of
 from meshwright.compiler.summary import Meeting
 
 
-def meet_once(graph: fx.Graph) -> None:
-    """Read sums over microbatches that were met forward again in the backward pass, where they would be computed again:
-    microbatches would have to meet once more for them, all with the values of their forward pass."""
+def meet_once(local: LocalGraph) -> LocalGraph:
+    """The graph without sums over microbatches that were met forward and would be met again in the backward pass, where
+    what they are made of is computed again. The given graph is left as it is."""
     numbers: dict[Hashable, int] = {}
     number: dict[fx.Node, int] = {}
     first: dict[int, fx.Node] = {}
-    again = False
-    for node in list(graph.nodes):
+    again: dict[fx.Node, fx.Node] = {}
+    for node in local.module.graph.nodes:
         key: Hashable = node
         if node.op == "call_function":
-            read = fx.node.map_arg((node.args, node.kwargs), lambda n: f"value {number[n]}")
-            key = (node.target, repr(read))
+            key = (node.target, repr(fx.node.map_arg((node.args, node.kwargs), lambda n: f"value {number[n]}")))
         number[node] = numbers.setdefault(key, len(numbers))
         if meets(node) and not joins(node):
             before = first.setdefault(number[node], node)
             if before is not node and annotation(node).phase != "forward":
-                node.replace_all_uses_with(before)
-                again = True
-    if again:
-        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+                again[node] = before
+    if not again:
+        return local
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in local.module.graph.nodes:
+        copies[node] = copies[again[node]] if node in again else graph.node_copy(node, copies.__getitem__)
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    return LocalGraph(graph_module(local.module, graph), local.signature, local.inputs, local.outputs)
 
 
 def cut_at_meetings(graph: fx.Graph, assigned: Assigned) -> tuple[str, ...]:

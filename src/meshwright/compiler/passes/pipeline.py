@@ -135,8 +135,7 @@ def _refused(stages: Sequence[Stage], why: str, stuck: str = "") -> MeshwrightEr
 def _stages(
     whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
 ) -> tuple[Stage, ...]:
-    micro, update = whole.micro, whole.update
-    meet_once(micro.module.graph)
+    micro, update = meet_once(whole.micro), whole.update
     assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
     order = cut_at_meetings(micro.module.graph, assigned)
     passes = split(micro, assigned, order)

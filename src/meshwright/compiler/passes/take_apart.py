@@ -31,8 +31,7 @@ def take_apart(
     ``groups``: of blocks that repeat, the first copy and the one that stands for all further ones.
     Raises MeshwrightError (E03xx) where the plan cannot be followed."""
     whole = compile_step(tied, plan, verify=False, known=known, raw=True)
-    micro, update = whole.micro, whole.update
-    meet_once(micro.module.graph)
+    micro, update = meet_once(whole.micro), whole.update
     blocks = block_order(micro.module.graph)
     each = assign(micro.module.graph, roles(micro)[0], blocks[1:])
     together = assign(micro.module.graph, roles(micro)[0], blocks[1:], apart=False)
