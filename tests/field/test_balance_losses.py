@@ -127,6 +127,7 @@ def test_of_published_models(kind: str, experts: str) -> None:
         pytest.param("Mixtral", "pp=2,ddp=2,micro=4,schedule=breadth-first", marks=pytest.mark.slow),
         pytest.param("Mixtral", "pp=4,micro=4,schedule=gpipe", marks=pytest.mark.slow),
         pytest.param("Mixtral", "pp=4,ddp=2,micro=2,schedule=gpipe", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=2,fsdp=2,tp=2,micro=2,schedule=gpipe,recompute", marks=pytest.mark.slow),
         pytest.param("Qwen3-MoE", "pp=2,fsdp=2,micro=2,schedule=gpipe", marks=pytest.mark.slow),
     ],
 )

@@ -86,4 +86,4 @@ def test_what_microbatches_keep_that_meet(model: type[Norms] | type[Balances], p
     predicted = predict_step(step, made, without_staging(made.mesh.ranks))
     assert isinstance(compiled, PipelineProgram) and predicted.flow is not None
     for pipe, wanted in enumerate(predicted.flow.memory):
-        assert wanted == pytest.approx(measure_stages(compiled, one, batch, pipe), rel=0.15), f"rank {pipe}"
+        assert wanted == pytest.approx(measure_stages(compiled, one, batch, pipe), rel=0.16), f"rank {pipe}"

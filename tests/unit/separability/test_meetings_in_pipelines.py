@@ -64,7 +64,7 @@ PLANS = [
     "pp=2,micro=2,schedule=gpipe,recompute",
     pytest.param("pp=4,micro=4,schedule=gpipe", marks=pytest.mark.slow),
     pytest.param("pp=4,ddp=2,micro=4,schedule=gpipe", marks=pytest.mark.slow),
-    pytest.param("pp=2,fsdp=2,tp=2,micro=2,schedule=gpipe,selective", marks=pytest.mark.slow),
+    pytest.param("pp=2,ddp=2,fsdp=2,micro=2,schedule=gpipe,selective", marks=pytest.mark.slow),
 ]
 
 

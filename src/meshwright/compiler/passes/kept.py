@@ -40,6 +40,7 @@ REDUCTIONS = frozenset(
     f"aten::{name}"
     for name in ("sum", "mean", "amax", "amin", "prod", "logsumexp", "var", "std", "var_mean", "std_mean")
 )
+"""Ops that make of samples something that is no larger for more of them."""
 
 
 def of_the_batch(node: fx.Node) -> bool:
