@@ -18,7 +18,7 @@ from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
-from meshwright.runtime.accumulate import Accumulator, Taken
+from meshwright.runtime.accumulate import Accumulator, AllTaken, Taken
 from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.mail import Mail, Parcel
@@ -104,7 +104,8 @@ class _Passes:
         """By microbatch and name: what passes have made and others, or other ranks, will still read."""
         self.left: dict[int, Counter[str]] = {}
         """By microbatch and name: how many readers are left."""
-        self.taken = Taken()
+        # what a microbatch that waits in a round reads may lie in the memory of a gradient that it has given already
+        self.taken = AllTaken() if executor._openings else Taken()
         self.taken.whole(t for _, t in executor.holdings.items())
         self.accumulators: dict[Value, Accumulator] = {}
         self.ran: set[tuple[int, str]] = set()

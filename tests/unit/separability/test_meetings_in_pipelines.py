@@ -24,7 +24,7 @@ from meshwright.compiler.graph.pipeline_program import PipelineProgram
 from meshwright.compiler.graph.stage_messages import waiting_of
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.compiler.plan import Pipeline
+from meshwright.compiler.plan import Declaration, Pipeline
 from meshwright.compiler.schedules.catalogue import make, modules
 from meshwright.compiler.schedules.instructions import Collective, Compute
 from meshwright.compiler.schedules.request import Request
@@ -109,7 +109,7 @@ def test_a_preset_takes_a_schedule_that_lets_them_meet(words: str, name: str) ->
     assert made.pipeline is not None and made.pipeline.schedule == name and made.microbatches > 1
     assert any(f"schedule={name} was chosen" in reason for reason in made.reasons)
     plain = preset(f"{words},separability=per-microbatch", one.program)
-    assert plain.pipeline is not None and plain.pipeline.schedule == ("1f1b")
+    assert plain.pipeline is not None and plain.pipeline.schedule == "1f1b"
 
 
 def test_what_waits_for_no_meeting_goes_on_at_once() -> None:
@@ -248,3 +248,27 @@ def test_one_layer_meets_and_the_others_do_not() -> None:
     made = compiled(one, "pp=2,ddp=2,micro=2")
     assert list(made.stages[1].passes) == ["F", "I", "W"]
     assert far(one, "pp=2,ddp=2,micro=2") < 1e-11
+
+
+def test_some_couplings_meet_and_others_do_not() -> None:
+    """Batch norms of the whole batch, with a loss that each microbatch computes for itself."""
+
+    class Spread(Norms):
+        def __init__(self, groups: int = 1) -> None:
+            super().__init__()
+            self.groups = groups
+            self.gate = nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            mean = self.gate(x).softmax(-1).reshape(self.groups, -1, 5).mean(1)
+            return x.square().mean() + 0.3 * mean.square().sum(-1).mean()
+
+    torch.manual_seed(0)
+    one = case(Spread())
+    truth = Case(Spread(2).double(), one.batches)
+    truth.model.load_state_dict(one.model.state_dict())
+    declared = (Declaration("function of the batch", "per microbatch"), Declaration("**", "global"))
+    made = preset("pp=2,ddp=2,micro=2", one.program, separability=declared)
+    assert train(cluster_of(one, made, 4), one).far_from(eager(truth)) < 1e-11

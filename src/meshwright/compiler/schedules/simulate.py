@@ -119,11 +119,15 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
             own.append((begin, end))
             begin = end
             for action in step:
-                # what others wait for is mostly the gradient of the input, however it is computed
-                for known in action.passes:
-                    done[known] = (end, rank)
-                    if known in blocked:
-                        ready += blocked.pop(known)
+                # what others wait for is the gradient of the input, however it is computed
+                known = Action("I", action.stage, action.microbatch) if action.kind == "B" else action
+                done[known] = (end, rank)
+                if known in blocked:
+                    ready += blocked.pop(known)
+                if action.kind == "B" and schedule.rounds is not None:  # where values decide, it may be the other one
+                    weights = action.passes[1]
+                    done[weights] = (end, rank)
+                    ready += blocked.pop(weights, [])
         at[rank] = len(own)
     waiting = {rank: (schedule.rows[rank][at[rank]], need) for need, ranks in blocked.items() for rank in ranks}
     if waiting:
