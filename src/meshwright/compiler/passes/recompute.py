@@ -121,9 +121,11 @@ def _dropped(graph: fx.Graph, blocks: dict[fx.Node, tuple[str, Save]]) -> dict[f
 
 
 def _of_statistics(node: fx.Node, statistics: set[fx.Node]) -> bool:
-    """Whether a value is made of statistics of the batch and, besides, only of weights and constants."""
+    """Whether a value is made of statistics of the batch, and is as small."""
     found = [n for n in node.all_input_nodes if n.op == "call_function"]
-    return bool(found) and all(n in statistics for n in found)
+    if not found or any(n not in statistics for n in found):
+        return False
+    return sum(tensor_bytes(node)) <= max(sum(tensor_bytes(n)) for n in found)
 
 
 def _outside(user: fx.Node, block: str, blocks: dict[fx.Node, tuple[str, Save]]) -> bool:
