@@ -85,9 +85,10 @@ def staged_summary_of(
     """Like :func:`summary_of`, to be cut by depth: of a plan without the axis ``pipe``. ``apart``: whether gradients of
     weights have a pass of their own; ``tied``: the program as :func:`untied` makes it."""
     with _telling(told):
-        taken = take_apart(tied or untied(folded.program), _of_folded(plan, folded, saves), known, apart=apart)
-    pairs = [(g.kept[0], g.kept[-1]) for g in folded.groups if g.kept[0] in taken.blocks]
-    return summarize_stages(taken, pairs, folded.repeats)
+        program, own = tied or untied(folded.program), _of_folded(plan, folded, saves)
+        pairs = [(g.kept[0], g.kept[-1]) for g in folded.groups]
+        taken = take_apart(program, own, known, apart=apart, groups=pairs)
+    return summarize_stages(taken, [pair for pair in pairs if pair[0] in taken.blocks], folded.repeats)
 
 
 def untied(program: StepProgram) -> StepProgram:

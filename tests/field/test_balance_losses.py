@@ -83,9 +83,9 @@ class LossOf(nn.Module):
         return loss
 
 
-def language_model(kind: str, experts: str, balance: bool = True) -> Case:
+def language_model(kind: str, experts: str, balance: bool = True, layers: int = 1) -> Case:
     torch.manual_seed(0)
-    sizes = SIZES | {"output_router_logits": balance}
+    sizes = SIZES | {"output_router_logits": balance, "num_hidden_layers": layers}
     if kind == "Mixtral":
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
     else:
@@ -116,6 +116,26 @@ def test_of_published_models(kind: str, experts: str) -> None:
     assert worst(one, "fsdp=2,tp=2,micro=2,separability=global") < 1e-10
     # that is in float64 throughout; these models compute rotary tables and their loss in float32
     assert near_eager(one) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("Mixtral", "pp=2,micro=2,schedule=gpipe"),
+        pytest.param("Mixtral", "pp=2,ddp=2,micro=2,schedule=gpipe", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=2,micro=4,schedule=breadth-first", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=2,ddp=2,micro=4,schedule=breadth-first", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=4,micro=4,schedule=gpipe", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=4,ddp=2,micro=2,schedule=gpipe", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "pp=2,fsdp=2,tp=2,micro=2,schedule=gpipe,recompute", marks=pytest.mark.slow),
+        pytest.param("Qwen3-MoE", "pp=2,fsdp=2,micro=2,schedule=gpipe", marks=pytest.mark.slow),
+    ],
+)
+def test_of_published_models_in_a_pipeline(kind: str, plan: str) -> None:
+    """The gates of all layers go to the last stage, where microbatches meet before any goes back."""
+    layers = 4 if "pp=4" in plan or "breadth" in plan else 2
+    one = language_model(kind, "batched_mm" if kind == "Mixtral" else "grouped_mm", layers=layers)
+    assert worst(one, f"{plan},separability=global") < 1e-10
 
 
 @pytest.mark.parametrize("kind", [pytest.param("Mixtral", marks=pytest.mark.slow), "Qwen3-MoE"])

@@ -202,6 +202,16 @@ class Border:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """How often microbatches meet on the way through a block, forward and back, and whether they meet in its forward
+    pass, or in what has its home there, at all."""
+
+    forward: int = 0
+    backward: int = 0
+    aside: bool = False
+
+
+@dataclass(frozen=True)
 class StagedSummary:
     """A step whose microbatches go through passes, ready to be cut by depth: what a rank would do that had all blocks.
 
@@ -229,3 +239,5 @@ class StagedSummary:
     model_flops: float = 0.0
     samples: int = 0
     tokens: int = 0
+    meetings: Mapping[str, Meeting] = field(default_factory=dict)
+    """By block, where microbatches meet on the way through it; empty where they do not."""

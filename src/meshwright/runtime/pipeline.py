@@ -18,11 +18,12 @@ from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
-from meshwright.runtime.accumulate import Accumulator, Taken
+from meshwright.runtime.accumulate import Accumulator, AllTaken, Taken
 from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.mail import Mail, Parcel
 from meshwright.runtime.mailroom import Mailroom
+from meshwright.runtime.rounds import Opening, met, opening_of
 from meshwright.runtime.stage_update import StageUpdate
 from meshwright.runtime.step_executor import Feed, Local, Options, RankCommunicator, StepExecutor
 from meshwright.runtime.two_directions import put_together
@@ -45,9 +46,14 @@ class PipelineExecutor(StepExecutor):
         self.mail = mail
         self._pipe = communicator.coordinate(PIPE)
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
+        self._openings: dict[tuple[int, str], Opening] = {}
         for number in rank_program.held_by(self._pipe):
             for kind, graph in rank_program.stages[number].passes.items():
-                self._modules[number, kind] = runnable(graph, deposits=self.microbatches > 1)
+                module = runnable(graph, deposits=self.microbatches > 1)
+                opening = opening_of(module)
+                if opening is not None:
+                    self._openings[number, kind] = opening
+                self._modules[number, kind] = module if opening is None else opening.module
         self._program = rank_program.programs[self._pipe]
         self._actions = {
             i.name: parse_rows(i.name)[0][0] for i in self._program if isinstance(i, Compute) and i.name != UPDATE
@@ -98,10 +104,13 @@ class _Passes:
         """By microbatch and name: what passes have made and others, or other ranks, will still read."""
         self.left: dict[int, Counter[str]] = {}
         """By microbatch and name: how many readers are left."""
-        self.taken = Taken()
+        # what a microbatch that waits in a round reads may lie in the memory of a gradient that it has given already
+        self.taken = AllTaken() if executor._openings else Taken()
         self.taken.whole(t for _, t in executor.holdings.items())
         self.accumulators: dict[Value, Accumulator] = {}
         self.ran: set[tuple[int, str]] = set()
+        self.met: dict[tuple[int, str, int], list[Tensor]] = {}
+        """By stage, pass and microbatch: what the meetings have made that the pass begins with."""
 
     def run(self) -> dict[Value, Local]:
         executor = self.executor
@@ -115,8 +124,8 @@ class _Passes:
                 self._finish(instruction.value)
             elif isinstance(instruction, Compute) and instruction.name != UPDATE:
                 for action in executor._actions[instruction.name]:
-                    for kind in ("I", "W") if action.kind == "B" else (action.kind,):
-                        self._pass(action.stage, kind, action.microbatch)
+                    for one in action.passes:
+                        self._pass(one.stage, one.kind, one.microbatch)
         if self.values:
             raise InternalError(f"values that nothing has read: {sorted({name for _, name in self.values})}")
         executor.communicator.microbatch = 0
@@ -151,8 +160,11 @@ class _Passes:
 
     def _pass(self, stage: int, kind: str, microbatch: int) -> None:
         executor = self.executor
-        executor.communicator.microbatch = microbatch
         graph = executor.rank_program.stages[stage].passes[kind]
+        opening = executor._openings.get((stage, kind))
+        if opening is not None and (stage, kind) not in self.ran:
+            self._meet(stage, kind, graph, opening)
+        executor.communicator.microbatch = microbatch
         inputs = [self._input(v, graph, microbatch) for v in graph.signature.inputs]
         if (stage, kind) not in self.ran:
             self.ran.add((stage, kind))
@@ -162,7 +174,7 @@ class _Passes:
             self._add(graph, graph.signature.outputs[at], value, microbatch)
 
         with taking(put):
-            outputs = executor._modules[stage, kind](*inputs)
+            outputs = executor._modules[stage, kind](*inputs, *self.met.pop((stage, kind, microbatch), ()))
         del inputs
         for value in graph.signature.inputs:
             if value.kind == "value":
@@ -172,6 +184,19 @@ class _Passes:
                 self._keep(microbatch, value.name, output)
             elif output is not None:  # else it was deposited
                 self._add(graph, value, output, microbatch)
+
+    def _meet(self, stage: int, kind: str, graph: LocalGraph, opening: Opening) -> None:
+        """Add up or join what all microbatches have come with, before the first of them goes on."""
+        communicator, microbatches = self.executor.communicator, range(self.executor.microbatches)
+        results: list[list[Tensor]] = []
+        for node, operand in zip(opening.meetings, opening.operands, strict=True):
+            parts = []
+            for microbatch in microbatches:
+                communicator.microbatch = microbatch
+                parts.append(self._input(graph.signature.inputs[operand], graph, microbatch))
+            results.append(met(node, parts, communicator))
+        for microbatch in microbatches:
+            self.met[stage, kind, microbatch] = [each[microbatch] for each in results]
 
     def _add(self, graph: LocalGraph, value: Value, output: Tensor, microbatch: int) -> None:
         if value not in self.accumulators:

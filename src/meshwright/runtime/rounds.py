@@ -145,6 +145,34 @@ def _outputs(output: fx.Node) -> tuple[Any, ...]:
     return tuple(returned)
 
 
+@dataclass(frozen=True)
+class Opening:
+    """A module that begins with meetings, without them: their results are further inputs, behind those that it had."""
+
+    module: fx.GraphModule
+    meetings: tuple[fx.Node, ...]
+    operands: tuple[int, ...]
+    """By meeting, which input is added up or joined."""
+
+
+def opening_of(module: fx.GraphModule) -> Opening | None:
+    """None for a module that begins with no meeting."""
+    meetings = tuple(node for node in module.graph.nodes if meets(node))
+    if not meetings:
+        return None
+    inputs = list(module.graph.find_nodes(op="placeholder"))
+    graph = fx.Graph(owning_module=module)
+    copies = {node: graph.placeholder(node.name) for node in (*inputs, *meetings)}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], copies.__getitem__))
+        elif node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    made = fx.GraphModule(module, graph)
+    write_code(made)
+    return Opening(made, meetings, tuple(inputs.index(node.all_input_nodes[0]) for node in meetings))
+
+
 def met(node: fx.Node, parts: Sequence[Tensor], communicator: Microbatches) -> list[Tensor]:
     """What a meeting makes of the microbatches' values for each of them, in the order of the microbatches."""
     arguments: tuple[Any, ...] = node.args[1:]

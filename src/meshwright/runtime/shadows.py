@@ -161,7 +161,8 @@ class _Forward:
             self._nodes(piece, kept)
             for m, values in kept.items():
                 for name, node in piece.gives.items():
-                    readers = [later.stage for later in pieces[number + 1 :] if later.takes.get(name) == piece.stage]
+                    place = piece.stage, piece.kind
+                    readers = [later.stage for later in pieces[number + 1 :] if later.takes.get(name) == place]
                     here[m, name] = values[node]
                     for target in dict.fromkeys(self._runs(stage, m) for stage in readers):
                         if target != self.rank:
@@ -185,7 +186,7 @@ class _Forward:
                 made[node] = give(value, piece.graph.inputs[value])
                 continue
             if (microbatch, value.name) not in here:
-                source = self._runs(piece.takes[value.name], microbatch)
+                source = self._runs(piece.takes[value.name][0], microbatch)
                 (here[microbatch, value.name],) = self.meeting.receive(
                     self.rank, source, f"{value.name} of microbatch {microbatch}"
                 )

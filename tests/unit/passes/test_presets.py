@@ -195,4 +195,6 @@ def test_a_batch_whose_samples_couple_is_not_cut_unasked() -> None:
     (warning,) = alone(plan, 8)
     assert warning.code == "W0501" and "waits 1/2 of a step" in warning.message
     assert preset("pp=2,separability=per-microbatch", program).microbatches == 8
-    assert preset("pp=2,separability=global", program).microbatches == 1
+    whole = preset("pp=2,separability=global", program)
+    assert whole.microbatches == 8 and whole.pipeline is not None and whole.pipeline.schedule == "gpipe"
+    assert any("microbatches meet in" in reason for reason in whole.reasons)

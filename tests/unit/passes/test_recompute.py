@@ -13,12 +13,14 @@ from meshwright.compiler.graph.program import Graph, StepProgram, annotation
 from meshwright.compiler.graph.text import print_graph
 from meshwright.compiler.graph.text_parser import parse_graph, parse_local_graph
 from meshwright.compiler.passes.compile import compile_step
+from meshwright.compiler.passes.kept import of_the_batch
 from meshwright.compiler.passes.presets import preset
 from meshwright.compiler.passes.recompute import recompute
 from meshwright.compiler.passes.treated import blocks_around, one_by_one, pattern_of_all, treatments
 from meshwright.compiler.plan import Recompute
 from meshwright.frontend.capture import capture
 from tests.unit.passes.stack import step
+from tests.unit.separability.models import Norms
 
 ALL = Recompute("blocks.*")
 SELECTIVE = Recompute("blocks.*", "matmuls")
@@ -258,3 +260,24 @@ def test_choices_and_updates_of_buffers_happen_once() -> None:
     # nothing that is computed again leads to a buffer
     assert not any(u in buffers for n in less.module.graph.nodes if annotation(n).recomputed for u in n.users)
     assert pattern_of_all(micro) == ("blocks.*",)
+
+
+def test_statistics_of_the_batch_are_kept() -> None:
+    """For them ranks and microbatches would have to meet again; what is as large as the samples is computed again."""
+    model = Norms(2)
+    program = capture(model, torch.randn(8, 5), torch.optim.SGD(model.parameters(), lr=0.1))
+    graph = recompute(program.micro, [Recompute("layers.*", "nothing")]).module.graph
+    again = [n for n in graph.nodes if n.op == "call_function" and annotation(n).recomputed]
+    assert again and not [n for n in again if of_the_batch(n)]
+    assert {tuple(n.meta["val"].shape) for n in again if isinstance(n.meta["val"], Tensor)} >= {(8, 5)}
+    kept = [n for n in graph.nodes if of_the_batch(n) and annotation(n).phase == "forward"]
+    assert any(annotation(user).phase == "backward" for n in kept for user in _readers(n))
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """Who reads a value, or what is made of it alone and is as small."""
+    found = set(node.users)
+    for user in node.users:
+        if user.op == "call_function" and user.meta["val"].numel() <= node.meta["val"].numel():
+            found |= _readers(user)
+    return found

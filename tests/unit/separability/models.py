@@ -85,6 +85,59 @@ class Deep(nn.Module):
         return ((g - g.mean(1, keepdim=True)) ** 4).mean()
 
 
+class Norms(nn.Module):
+    """Blocks with a batch normalisation each: what comes after one depends on all samples."""
+
+    def __init__(self, blocks: int = 4, width: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh()) for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+class Balanced(nn.Module):
+    """A block with a balance loss of its own, beside what goes on to the next block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x).tanh()
+        gates = y.softmax(-1)
+        chosen = (gates >= gates.amax(-1, keepdim=True)).to(x.dtype)
+        return x + y, (chosen.mean(0) * gates.mean(0)).sum()
+
+
+class Balances(nn.Module):
+    """Blocks with a balance loss each."""
+
+    def __init__(self, blocks: int = 4, width: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Balanced(width) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        balance = torch.zeros((), dtype=x.dtype)
+        for layer in self.layers:
+            x, more = layer(x)
+            balance = balance + more
+        return x.square().mean() + 0.3 * balance
+
+
+class Contrasts(Deep):
+    """Every sample is compared with all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return super().forward(x) + (x @ x.T).logsumexp(-1).mean()
+
+
 def coupled(groups: int = 1, balanced: int | None = None) -> Case:
     """Samples lie far apart, so that statistics of some of them are far off."""
     torch.manual_seed(0)

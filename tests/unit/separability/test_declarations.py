@@ -18,7 +18,7 @@ from meshwright.compiler.search.limits import Limits
 from meshwright.compiler.search.pin_text import parse_pins
 from meshwright.compiler.separability_text import declarations
 from meshwright.planning import Planned, plan_program
-from tests.field.against_one_device import Case
+from tests.field.against_one_device import Case, cluster_of, eager, train
 from tests.field.test_batch_norm import classifier
 from tests.unit.separability.models import Deep, case
 
@@ -143,11 +143,27 @@ def test_what_is_declared_opens_microbatches() -> None:
     assert any("Microbatches meet in test_batch_norm.py:" in reason for reason in found.reasons)
 
 
-@pytest.mark.parametrize("declared", ["", "separability=global"])
-def test_a_pipeline_is_refused_where_samples_couple(declared: str) -> None:
+def test_a_pipeline_is_refused_where_nothing_is_declared_of_samples_that_couple() -> None:
     with pytest.raises(MeshwrightError) as caught:
-        planned("pp=2", *filter(None, [declared]), one=case(Deep()))
+        planned("pp=2", one=case(Deep()))
     assert caught.value.diagnostics[0].code == "E0766"
+
+
+@pytest.mark.parametrize("pins", [("pp=2",), ("pp=2", "micro=4"), ("pp=2", "micro=2", "virtual=2")])
+def test_the_planner_takes_a_schedule_that_lets_microbatches_meet(pins: tuple[str, ...]) -> None:
+    one = case(Deep())
+    found = planned(*pins, "separability=global", one=one)
+    assert found.candidate.pipe == 2 and found.plan.microbatches > 1
+    assert {p.candidate.schedule for p in found.search.priced} <= {"gpipe", "breadth-first"}
+    assert any("all of them go forward before one goes back" in reason for reason in found.reasons)
+    assert train(cluster_of(one, found.plan), one).far_from(eager(one)) < 1e-11
+
+
+def test_a_schedule_that_does_not_let_them_meet_is_refused() -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        planned("pp=2", "schedule=1f1b", "separability=global", one=case(Deep()))
+    (found,) = caught.value.diagnostics
+    assert found.code == "E0766" and found.action is not None and "gpipe or breadth-first" in found.action
 
 
 def test_a_pipeline_with_one_microbatch_may_be_asked_for() -> None:

@@ -122,31 +122,6 @@ def test_groups_are_of_equal_size() -> None:
     assert refused(coupled(), "ddp=3,separability=per-data-rank", 3)[0] == "E0767"
 
 
-def test_microbatches_of_a_pipeline_do_not_meet() -> None:
-    code, _, action = refused(case(Deep()), "pp=2,ddp=1,micro=2,separability=global")
-    assert code == "E0766" and action.startswith("declare it per microbatch, or use micro=1")
-
-
-class DeepAndContrastive(Deep):
-    """Every sample is compared with all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return super().forward(x) + (x @ x.T).logsumexp(-1).mean()
-
-
-def test_what_works_instead_is_told() -> None:
-    """Samples of other microbatches cannot be done without; and all lines are named."""
-    one = case(DeepAndContrastive())
-    with pytest.raises(MeshwrightError) as caught:
-        cluster_of(one, preset("pp=2,ddp=1,micro=2,separability=global", one.program, 2))
-    (found,) = caught.value.diagnostics
-    assert found.code == "E0766" and found.action == "use micro=1, or no pipeline"
-    assert len(found.notes) >= 1
-    assert far(one, "pp=2,ddp=1,micro=1,separability=global", 2, one) < 1e-11
-
-
 def test_each_microbatch_of_a_pipeline_may_stand_for_the_batch() -> None:
     torch.manual_seed(0)
     one = case(Deep())

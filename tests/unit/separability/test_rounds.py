@@ -152,7 +152,7 @@ def test_what_waiting_microbatches_keep_is_predicted() -> None:
 
 
 @pytest.mark.parametrize("word", ["recompute", "selective"])
-def test_recomputed_values_meet_again(word: str) -> None:
+def test_a_statistic_with_recomputation(word: str) -> None:
     from tests.unit.separability.models import Deep, case
 
     torch.manual_seed(0)

@@ -62,6 +62,20 @@ def steps_in_rounds(graph: LocalGraph, mesh: Mesh) -> tuple[tuple[Steps, ...], t
     return tuple(rounds), tuple(meetings)
 
 
+def steps_after_meetings(graph: LocalGraph, mesh: Mesh) -> tuple[Steps, Steps]:
+    """The steps of the meetings that a pass begins with, once for all microbatches, and those of each microbatch."""
+    together, each = _Reader(), _Reader()
+    for node in graph.module.graph.nodes:
+        if meets(node):
+            together.steps += together.read(node.name, asked(node, mesh), 0)
+        elif node.op == "call_function":
+            each.call(node, mesh)
+    (output,) = graph.module.graph.find_nodes(op="output")
+    return Steps(tuple(together.steps), tuple(together.names)), Steps(
+        tuple(each.steps), each.needs(each.sources(output))
+    )
+
+
 def steps_from(events: Sequence[Event]) -> Steps:
     """The steps of something else that communicates; its collectives are numbered."""
     reader = _Reader()

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from meshwright.compiler.analysis.calls import Event, asked_by
-from meshwright.compiler.analysis.graph_steps import Steps, steps_from, steps_in_rounds, steps_of
+from meshwright.compiler.analysis.graph_steps import Steps, steps_after_meetings, steps_from, steps_in_rounds, steps_of
 from meshwright.compiler.analysis.inplace import order_of
 from meshwright.compiler.analysis.rank_writer import RankWriter
 from meshwright.compiler.analysis.two_holders import put_together
@@ -63,7 +63,7 @@ def _of_pipe(compiled: PipelineProgram, mesh: Mesh, finite: bool) -> Iterator[Pr
     """The program of every ``pipe`` coordinate."""
     prologue = steps_of(compiled.prologue, mesh)
     passes = {
-        (number, kind): steps_of(graph, mesh)
+        (number, kind): steps_after_meetings(graph, mesh)
         for number, stage in enumerate(compiled.stages)
         for kind, graph in stage.passes.items()
     }
@@ -73,13 +73,14 @@ def _of_pipe(compiled: PipelineProgram, mesh: Mesh, finite: bool) -> Iterator[Pr
         writer = RankWriter(pipe, len(compiled.programs))
         writer.run(prologue, PROLOGUE, (), (PROLOGUE,))
         needs: tuple[str, ...] = ()
+        met: set[tuple[int, str]] = set()
         for instruction in program:
             if not isinstance(instruction, Compute):
                 writer.program.append(instruction)
             elif instruction.name == UPDATE:
                 needs = instruction.needs
             else:
-                _passes(writer, instruction, passes)
+                _passes(writer, instruction, passes, met)
         needs += put_together(writer, compiled, needs)
         own = _maker_of_loss(compiled, pipe)
         events = _paid_loss(own, compiled.mesh) if own is not None else ()
@@ -93,14 +94,24 @@ def _of_pipe(compiled: PipelineProgram, mesh: Mesh, finite: bool) -> Iterator[Pr
         yield tuple(writer.program)
 
 
-def _passes(writer: RankWriter, instruction: Compute, passes: Mapping[tuple[int, str], Steps]) -> None:
-    """The passes that an instruction stands for, one after the other."""
+def _passes(
+    writer: RankWriter,
+    instruction: Compute,
+    passes: Mapping[tuple[int, str], tuple[Steps, Steps]],
+    met: set[tuple[int, str]],
+) -> None:
+    """The passes that an instruction stands for, one after the other; before the first microbatch of a pass the
+    meetings that it begins with. ``met``: the passes before which microbatches have met."""
     ((step,),) = parse_rows(instruction.name)
-    runs = [(a, kind) for a in step for kind in (("I", "W") if a.kind == "B" else (a.kind,))]
-    for number, (action, kind) in enumerate(runs):
+    runs = [one for action in step for one in action.passes]
+    for number, action in enumerate(runs):
         needs = (PROLOGUE, *instruction.needs) if not number else ()
         gives = instruction.gives if number == len(runs) - 1 else ()
-        writer.run(passes[action.stage, kind], f"{action.stage}{kind}{action.microbatch}", needs, gives)
+        meetings, own = passes[action.stage, action.kind]
+        if meetings.steps and (action.stage, action.kind) not in met:
+            met.add((action.stage, action.kind))
+            writer.run(meetings, f"meeting before {action.stage}{action.kind}", needs)
+        writer.run(own, str(action), needs, gives)
 
 
 def _maker_of_loss(compiled: PipelineProgram, pipe: int) -> LocalGraph | None:

@@ -21,6 +21,7 @@ from meshwright.compiler.analysis.level import region_of
 from meshwright.compiler.analysis.lifetimes import deposited, nodes_of, roles
 from meshwright.compiler.analysis.storage import Storage, storages, tensor_bytes
 from meshwright.compiler.analysis.summarize import model_flops, summarize_graph
+from meshwright.compiler.analysis.waiting import with_waiting
 from meshwright.compiler.graph.program import Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.mesh import Mesh
@@ -31,6 +32,7 @@ from meshwright.compiler.summary import (
     GraphSummary,
     Held,
     Kept,
+    Meeting,
     Pass,
     StagedSummary,
 )
@@ -57,6 +59,10 @@ class Taken:
     passes: Mapping[Pass, LocalGraph]
     origins: Mapping[Pass, Mapping[str, Pass]]
     update: LocalGraph
+    meetings: Mapping[str, Meeting]
+    """By block, how often microbatches meet on the way through it."""
+    rounds: Mapping[str, int]
+    """By node after a meeting: how many meetings of its pass come before it."""
 
 
 def mark(blocks: Sequence[str], graph: fx.Graph, homes: Mapping[fx.Node, int]) -> None:
@@ -92,7 +98,7 @@ def summarize_stages(taken: Taken, groups: Iterable[tuple[str, str]], repeats: M
         graph = taken.passes[kind]
         memory = storages(nodes_of(graph), mesh)
         found = summarize_graph(graph, mesh, known, memory, passed_on=deposited(graph).values())
-        passes[kind] = _placed(found, graph, taken.blocks)
+        passes[kind] = with_waiting(_placed(found, graph, taken.blocks), graph, whole.plan.microbatches, taken.rounds)
     update = summarize_graph(taken.update, mesh, known, update=in_place(taken.update))
     integers = [math.prod(s.shape) for s in program.batch.values() if not s.dtype.is_floating_point]
     return StagedSummary(
@@ -110,6 +116,7 @@ def summarize_stages(taken: Taken, groups: Iterable[tuple[str, str]], repeats: M
         model_flops=model_flops(program, repeats, known),
         samples=program.batch_size,
         tokens=max(integers, default=0),
+        meetings=taken.meetings,
     )
 
 

@@ -64,7 +64,7 @@ class Points:
 def forward_nodes(compiled: Compiled) -> Iterator[fx.Node]:
     """All calls of the forward pass, stage by stage; those that several stages make come more than once."""
     if isinstance(compiled, PipelineProgram):
-        graphs = [stage.passes["F"] for stage in compiled.stages]
+        graphs = [graph for stage in compiled.stages for kind, graph in stage.passes.items() if kind[0] == "F"]
     else:
         graphs = [compiled.micro]
     for graph in graphs:

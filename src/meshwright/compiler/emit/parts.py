@@ -14,7 +14,7 @@ from meshwright.compiler.plan import PIPE, Plan
 from meshwright.compiler.schedules.of_plan import from_table
 
 PASSES = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
-"""The names of a stage's passes."""
+"""The names of a stage's passes; those of later rounds end in their number."""
 TABLE = "schedule.txt"
 
 
@@ -24,9 +24,14 @@ def graphs_of(compiled: Compiled) -> dict[str, LocalGraph]:
         return {"prologue": compiled.prologue, "micro": compiled.micro, "update": compiled.update}
     found = {"prologue": compiled.prologue}
     for number, stage in enumerate(compiled.stages):
-        found |= {f"stage-{number}/{PASSES[kind]}": graph for kind, graph in stage.passes.items()}
+        found |= {f"stage-{number}/{pass_name(kind)}": graph for kind, graph in stage.passes.items()}
         found |= {f"stage-{number}/update_{at}": graph for at, graph in enumerate(stage.update)}
     return found
+
+
+def pass_name(kind: str) -> str:
+    """The name of a pass: ``forward``, ``forward_1``."""
+    return PASSES[kind[0]] + (f"_{kind[1:]}" if kind[1:] else "")
 
 
 def table_of(compiled: PipelineProgram) -> str:
@@ -59,7 +64,7 @@ def compiled_from(
     for number, data in enumerate(manifest["pipeline"]["stages"]):
         mine = {n.partition("/")[2]: g for n, g in graphs.items() if n.partition("/")[0] == f"stage-{number}"}
         rounds = [mine[f"update_{at}"] for at in range(data["rounds"])]
-        stages.append(_stage_from_json(data, {kind: mine[name] for kind, name in PASSES.items()}, rounds))
+        stages.append(_stage_from_json(data, {kind: mine[pass_name(kind)] for kind in data["passes"]}, rounds))
     name = plan.pipeline.schedule if plan.pipeline is not None else ""
     schedule = from_table(name, table, plan.mesh.size(PIPE), len(stages), plan.microbatches)
     programs = rank_programs(stages, schedule)
@@ -81,6 +86,7 @@ def _stage_to_json(stage: Stage) -> dict[str, Any]:
     return {
         "parameters": stage.parameters,
         "state": stage.state,
+        "passes": list(stage.passes),
         "rounds": len(stage.update),
         "takes": [[*key, *origin] for key, origin in stage.takes.items()],
         "hands_over": [[*key, *origin] for key, origin in stage.hands_over.items()],

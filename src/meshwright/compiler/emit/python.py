@@ -58,6 +58,9 @@ def emit_python(graph: LocalGraph, name: str, title: str = "") -> str:
 def _purpose(name: str) -> str:
     if name.startswith("update_"):
         return f"round {name.removeprefix('update_')} of a stage's update, after which stages hand values over"
+    first, _, number = name.rpartition("_")
+    if number.isdecimal() and first in _PURPOSE:
+        return f"{_PURPOSE[first]}; what comes after meeting {number} of the microbatches"
     return _PURPOSE.get(name, "a graph")
 
 

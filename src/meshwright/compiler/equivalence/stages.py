@@ -31,7 +31,7 @@ def micro_pieces(compiled: Compiled) -> list[Piece]:
     for number, stage in enumerate(compiled.stages):
         for kind, graph in stage.passes.items():
             takes = {value: origin for (own, value), origin in stage.takes.items() if own == kind}
-            name = f"stage {number}, {KINDS.get(kind, kind)}"
+            name = f"stage {number}, {KINDS[kind[0]]}" + (f" after meeting {kind[1:]}" if kind[1:] else "")
             found.append(Piece(name, graph, (number, kind), takes, frozenset(stage.parameters)))
     return found
 

@@ -18,30 +18,33 @@ class Piece:
     """A graph that runs forward: that of a stage, or the only one; and those of its nodes that matter."""
 
     stage: int
+    kind: str
+    """The pass of the stage: ``F``, or one of its rounds."""
     graph: LocalGraph
     nodes: tuple[fx.Node, ...]
     inputs: Mapping[Value, fx.Node]
     gives: Mapping[str, fx.Node] = field(default_factory=dict)
-    """What later stages read, by name."""
-    takes: Mapping[str, int] = field(default_factory=dict)
-    """By value that comes from another stage: that stage."""
+    """What later pieces read, by name."""
+    takes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """By value that comes from another piece: its stage and pass."""
 
 
 def forward_pieces(compiled: Compiled, roots: Collection[str]) -> list[Piece]:
     """All pieces, stage by stage, with what leads to the nodes that are named as ``roots``."""
     if not isinstance(compiled, PipelineProgram):
-        return [_piece(0, compiled.micro, roots, frozenset())]
+        return [_piece(0, "F", compiled.micro, roots, frozenset())]
     made: list[Piece] = []
     demanded: set[str] = set()
     for number, stage in reversed(list(enumerate(compiled.stages))):
-        piece = _piece(number, stage.passes["F"], roots, demanded)
-        takes = {v.name: stage.takes["F", v.name][0] for v in piece.inputs if v.kind == "value"}
-        demanded.update(takes)
-        made.append(replace(piece, takes=takes))
+        for kind in [kind for kind in reversed(stage.passes) if kind[0] == "F"]:
+            piece = _piece(number, kind, stage.passes[kind], roots, demanded)
+            takes = {v.name: stage.takes[kind, v.name] for v in piece.inputs if v.kind == "value"}
+            demanded.update(takes)
+            made.append(replace(piece, takes=takes))
     return made[::-1]
 
 
-def _piece(stage: int, local: LocalGraph, roots: Collection[str], demanded: Collection[str]) -> Piece:
+def _piece(stage: int, kind: str, local: LocalGraph, roots: Collection[str], demanded: Collection[str]) -> Piece:
     graph = local.module.graph
     (output,) = graph.find_nodes(op="output")
     returned = zip(local.signature.outputs, output.args[0], strict=True)
@@ -50,7 +53,7 @@ def _piece(stage: int, local: LocalGraph, roots: Collection[str], demanded: Coll
         [*gives.values(), *(n for n in graph.nodes if n.op == "call_function" and n.name in roots)], graph.nodes
     )
     roles = zip(local.signature.inputs, graph.find_nodes(op="placeholder"), strict=True)
-    return Piece(stage, local, kept, {v: n for v, n in roles if n in kept}, gives)
+    return Piece(stage, kind, local, kept, {v: n for v, n in roles if n in kept}, gives)
 
 
 def _ancestors(roots: list[fx.Node], order: Any) -> tuple[fx.Node, ...]:

@@ -11,12 +11,14 @@ from functools import cache
 
 import torch
 
+from meshwright.compiler.graph.meeting import meeting_places
 from meshwright.compiler.graph.pipeline_program import PipelineProgram, Stage
 from meshwright.compiler.graph.program import Annotation, Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.schedules.instructions import Program
 from meshwright.compiler.schedules.lower import programs
-from meshwright.compiler.schedules.table import Action, Schedule
+from meshwright.compiler.schedules.rounds import in_rounds
+from meshwright.compiler.schedules.table import Action, Rounds, Schedule
 
 BUCKET = 1 << 26
 """Bytes up to which the outputs of stages that two ranks hold go at once, and for which there are buffers."""
@@ -25,7 +27,9 @@ Origin = tuple[int, str]
 
 
 def rank_programs(stages: Sequence[Stage], schedule: Schedule) -> tuple[Program, ...]:
-    """What the ranks of every ``pipe`` coordinate do, message by message, in the order of a schedule."""
+    """What the ranks of every ``pipe`` coordinate do, message by message, in the order of a schedule. Raises
+    :class:`~meshwright.compiler.schedules.simulate.Stuck` where microbatches meet and the schedule does not let them.
+    """
     links = {
         (number, kind): tuple(
             {origin for (one, _), origin in stage.takes.items() if one == kind and origin[0] != number}
@@ -46,7 +50,33 @@ def rank_programs(stages: Sequence[Stage], schedule: Schedule) -> tuple[Program,
     def size(made: Action, target: int) -> tuple[int, int]:
         return sizes(schedule.direction(made.microbatch), (made.stage, made.kind), target)
 
-    return programs(schedule, size=size, links=links)
+    rounds = waiting_of(stages)
+    return programs(schedule if rounds is None else in_rounds(schedule, rounds), size=size, links=links)
+
+
+def waiting_of(stages: Sequence[Stage]) -> Rounds | None:
+    """What passes wait for, where microbatches meet; None where they do not."""
+    reads = {
+        (number, kind): tuple(dict.fromkeys(o for (one, _), o in stage.takes.items() if one == kind))
+        for number, stage in enumerate(stages)
+        for kind in stage.passes
+    }
+    meets = {
+        (number, kind): tuple(dict.fromkeys(stage.takes[kind, name] for name in met_in(graph)))
+        for number, stage in enumerate(stages)
+        for kind, graph in stage.passes.items()
+        if meeting_places(graph.module.graph)
+    }
+    return Rounds(reads, meets) if meets else None
+
+
+def met_in(graph: LocalGraph) -> Iterator[str]:
+    """The values of other passes that microbatches add up or join at the beginning of a pass."""
+    nodes = dict(zip(graph.module.graph.find_nodes(op="placeholder"), graph.signature.inputs, strict=True))
+    for node in meeting_places(graph.module.graph):
+        value = nodes[node.all_input_nodes[0]]
+        if value.kind == "value":
+            yield value.name
 
 
 def wanted(stages: Sequence[Stage], place: Sequence[int], pipe: int) -> dict[Origin, list[str]]:

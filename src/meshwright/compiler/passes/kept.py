@@ -1,8 +1,9 @@
 """What a recomputed block keeps of its forward pass.
 
 Never computed twice, whatever a plan says, is a choice that depends on values: which experts a token goes to must be
-the same in both passes, also where a kernel adds in another order the second time. With ``matmuls``, what takes long
-or may need communication is kept too.
+the same in both passes, also where a kernel adds in another order the second time. Nor is a statistic of the batch,
+which is small, and for which ranks and microbatches would have to meet again. With ``matmuls``, what takes long or may
+need communication is kept too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,26 @@ CHOICES = frozenset(
                  "max.dim", "min.dim", "searchsorted", "bucketize", "histc", "bincount")
 ) | {"meshwright::count"}  # fmt: skip
 """Ops whose results say where something goes."""
+
+
+REDUCTIONS = frozenset(
+    f"aten::{name}"
+    for name in ("sum", "mean", "amax", "amin", "prod", "logsumexp", "var", "std", "var_mean", "std_mean")
+)
+"""Ops that make of samples something that is no larger for more of them."""
+
+
+def of_the_batch(node: fx.Node) -> bool:
+    """Whether an op reduces the first dim, which is that of samples, or all dims."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name not in REDUCTIONS:
+        return False
+    before = node.all_input_nodes[0].meta.get("val")
+    if not isinstance(before, Tensor) or not before.ndim:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    dims = node.kwargs.get("dim", node.args[names.index("dim")] if "dim" in names[: len(node.args)] else None)
+    listed = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, (list, tuple)) else []
+    return not listed or 0 in listed or -before.ndim in listed
 
 
 def kept_by_policy(node: fx.Node, save: Save) -> bool:

@@ -19,7 +19,7 @@ from meshwright.compiler.graph.calls import emit, operand_nodes
 from meshwright.compiler.graph.program import Graph, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.graph.redistribute import moves, redistribute
-from meshwright.compiler.mesh import Mesh, Segment, Sharding
+from meshwright.compiler.mesh import MICRO, Mesh, Segment, Sharding
 from meshwright.compiler.mesh_paths import Step, steps
 from meshwright.compiler.passes.placement import DECISION, Chosen
 from meshwright.compiler.rules.arguments import unchanged
@@ -39,6 +39,8 @@ class _Lowering:
         self.env: dict[fx.Node, fx.Node] = {}
         self.offsets: dict[tuple[tuple[str, int], ...], fx.Node] = {}
         self.filled: dict[tuple[fx.Node, str], fx.Node] = {}
+        self.meeting: dict[fx.Node, Sharding] = {}
+        """How what microbatches meet with lies: a pipeline hands it from one pass to the next."""
 
     def run(self) -> LocalGraph:
         for node in self.graph.module.graph.nodes:
@@ -58,7 +60,9 @@ class _Lowering:
         """Tell the nodes just made for ``node`` where they come from, and the last one how it lies."""
         note = annotation(node)
         for local in itertools.islice(reversed(self.new.nodes), made):
-            local.meta = {"meshwright": replace(note, shape=(), sharding=None)}
+            lies = self.meeting.get(local)
+            shape = () if lies is None else lies.local_shape(self.mesh)
+            local.meta = {"meshwright": replace(note, shape=shape, sharding=lies)}
         if note.sharding is not None and made:
             shape = note.sharding.local_shape(self.mesh)
             self.env[node].meta = {"meshwright": replace(note, shape=shape)}
@@ -76,6 +80,8 @@ class _Lowering:
         for step in steps(source, target, self.mesh):
             # one rank along the axes holds the whole chunk and owes nothing to anyone
             if step.kind != "resegment" and self.mesh.size(*step.axes) > 1:
+                if MICRO in step.axes and not x.meta:
+                    self.meeting[x] = step.before
                 x = self._step(x, step)
         return x
 
@@ -89,6 +95,9 @@ class _Lowering:
         expand = any(len(step.before.dims[k]) > 1 for k in involved)
         if expand:
             x = self._reshape(x, step.before.expanded_shape(self.mesh))
+            if MICRO in step.axes:
+                apart = tuple((segment,) for _, _, segment in step.before.segments())
+                self.meeting[x] = Sharding(apart, step.before.partial)
         at = _position(step.before, d, i) if expand else d
         length = Segment(step.after.dims[d][i].size, step.after.dims[d][i].axes).local(self.mesh)
         if step.kind == "all_gather":

@@ -7,17 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from torch import fx
-
 from meshwright.compiler import collector
-from meshwright.compiler.diagnostics import Origin, error, suggestion
+from meshwright.compiler.diagnostics import MeshwrightError, Origin, error, suggestion
 from meshwright.compiler.graph.meeting import joins, meeting_places
 from meshwright.compiler.graph.pipeline_program import Compiled, PipelineProgram, Stage
 from meshwright.compiler.graph.program import StepProgram, Value, annotation
 from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
-from meshwright.compiler.graph.stage_messages import rank_programs
+from meshwright.compiler.graph.stage_messages import rank_programs, waiting_of
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finished
+from meshwright.compiler.passes.meeting_rounds import cut_at_meetings, meet_once
 from meshwright.compiler.passes.pieces import ORDER, Piece, split
 from meshwright.compiler.passes.stages import assign, block_order
 from meshwright.compiler.passes.tell_numerics import tell_numerics
@@ -26,7 +25,10 @@ from meshwright.compiler.passes.update_stages import assign_update, rounds_of
 from meshwright.compiler.passes.verify_end import verify_end
 from meshwright.compiler.passes.verify_relations import verify_relations
 from meshwright.compiler.plan import PIPE, Plan
+from meshwright.compiler.schedules.instructions import Program
 from meshwright.compiler.schedules.of_plan import schedule_of
+from meshwright.compiler.schedules.simulate import Stuck
+from meshwright.compiler.schedules.table import Schedule
 
 
 @collector.rarely()
@@ -67,7 +69,7 @@ def compile_pipeline(program: StepProgram, plan: Plan, *, verify: bool = True) -
     tied = untie(program, first_blocks)
     whole = compile_step(tied, replace(plan, mesh=inner, pipeline=None), verify=verify, raw=True)
     stages = _stages(whole, first_blocks, plan, verify, schedule.apart)
-    made = rank_programs(stages, schedule)
+    made = _programs(stages, schedule)
     copies = {p.name: original(p.name) for p in tied.parameters if original(p.name) != p.name}
     compiled = PipelineProgram(
         program, plan, plan.mesh, whole.prologue, stages, schedule, made, whole.layouts, whole.state, copies
@@ -101,32 +103,42 @@ def check_stages(order: Sequence[str], first_blocks: Sequence[str], plan: Plan) 
         raise error("E0502", message, action=f"write {right}")
 
 
-def _check_meetings(meetings: Sequence[fx.Node]) -> None:
-    """Raises E0766 where microbatches of a pipeline would have to wait for each other: at the first line, and with all
-    of them."""
+def _programs(stages: Sequence[Stage], schedule: Schedule) -> tuple[Program, ...]:
+    """What ranks do. Raises E0766 where microbatches meet and the schedule does not let them: at the first line, and
+    with all of them."""
+    if len(schedule.placement) > 1 and waiting_of(stages) is not None:
+        raise _refused(stages, f"under {schedule.name} they go two ways, through different ranks")
+    try:
+        return rank_programs(stages, schedule)
+    except Stuck as stuck:
+        why = f"under {schedule.name} some go back before all have come forward"
+        raise _refused(stages, why, str(stuck)) from None
+
+
+def _refused(stages: Sequence[Stage], why: str, stuck: str = "") -> MeshwrightError:
     lines: dict[Origin, bool] = {}
+    meetings = [n for stage in stages for graph in stage.passes.values() for n in meeting_places(graph.module.graph)]
     for node in meetings:
         note = annotation(node)
         if note.phase == "forward":
             lines[note.origin] = lines.get(note.origin, False) or joins(node)
-    if not meetings:
-        return
     first = next(iter(lines), annotation(meetings[0]).origin)
-    message = "microbatches meet here, since this is declared global, and in a pipeline they go one after another"
-    notes = tuple(f"they meet in {o.module or o.file}:{o.line} too: {o.text}" for o in lines if o != first)
-    way = "use micro=1, or no pipeline"
+    message = f"microbatches meet here, since this is declared global, and {why}"
+    also = tuple(f"they meet in {o.module or o.file}:{o.line} too: {o.text}" for o in lines if o != first)
+    way = "take schedule=gpipe, or breadth-first with several stages on each rank"
     if not any(lines.values()):
-        way = f"declare {'them' if notes else 'it'} per microbatch, or {way}"
-    raise error("E0766", message, first, way, notes)
+        way += f", or declare {'them' if also else 'it'} per microbatch"
+    way += ", or use micro=1"
+    return error("E0766", message, first, way, (*also, *([stuck] if stuck else [])))
 
 
 def _stages(
     whole: RankProgram, first_blocks: Sequence[str], plan: Plan, verify: bool, apart: bool
 ) -> tuple[Stage, ...]:
-    micro, update = whole.micro, whole.update
-    _check_meetings(meeting_places(micro.module.graph))
+    micro, update = meet_once(whole.micro), whole.update
     assigned = assign(micro.module.graph, _roles(micro), first_blocks, apart=apart)
-    passes = split(micro, assigned)
+    order = cut_at_meetings(micro.module.graph, assigned)
+    passes = split(micro, assigned, order)
     home = {name: found[0] for name, found in assigned.weights.items() if found}
     # what no stage reads is kept by the first one
     home |= {p.name: 0 for p in whole.program.parameters if p.name not in home}
@@ -140,7 +152,7 @@ def _stages(
 
     found = []
     for number in range(assigned.stages):
-        mine = {str(kind): passes[number, kind] for kind in ORDER}
+        mine = {kind: passes[number, kind] for kind in order if kind in ORDER or _does_something(passes[number, kind])}
         late = [rounds[number, r] for r in rounds_of(cut)]
         names = tuple(name for name, stage in home.items() if stage == number)
         found.append(
@@ -154,6 +166,10 @@ def _stages(
             )
         )
     return tuple(found)
+
+
+def _does_something(piece: Piece) -> bool:
+    return bool(piece.graph.signature.outputs)
 
 
 def _roles(local: LocalGraph) -> Mapping[Any, Value]:

@@ -18,7 +18,8 @@
 ``numerics=p``   of sums in half precision: ``safe`` takes them in fp32, ``warn`` tells of them,
                  ``as-written`` leaves them
 ``pp=n``         axis ``pipe``: blocks are cut by depth into n stages, or more with ``virtual``
-``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out
+``schedule=s``   the order of the stages' passes, ``1f1b`` if it is left out, or where
+                 microbatches meet ``gpipe``, with ``virtual`` ``breadth-first``
 ``virtual=n``    stages on each rank; if it is left out, as many as the schedule is made for
 ``separability=m``  what couplings of samples mean in microbatches: ``global``, ``per-microbatch``
                  or ``per-data-rank``
@@ -77,7 +78,7 @@ def preset(
     sizes, flags, named = words.sizes, words.flags, words.named
     declared = separability or declarations(named.get("separability")) or otherwise
     batch = tuple(axis for axis in ("replica", "data") if any(AXES[w] == axis for w in sizes))
-    pipeline = _pipeline(words, program)
+    pipeline, why = _pipeline(words, program, declared)
     chosen, note = None, ""
     if pipeline is not None and "micro" not in flags:
         chosen, note = _microbatches(words, batch, declared, program)
@@ -115,7 +116,7 @@ def preset(
         pipeline=pipeline,
         hashes=Hashes(model=program.fingerprint, torch=torch.__version__),
         name=words.text if chosen is None else f"{words.text},micro={chosen}",
-        reasons=(note,) if note else (),
+        reasons=tuple(filter(None, (note, why))),
     )
 
 
@@ -129,12 +130,25 @@ def _policy(word: str) -> Numerics:
     return "warn"
 
 
-def _pipeline(words: Words, program: StepProgram) -> Pipeline | None:
-    """What ``pp``, ``schedule`` and ``virtual`` ask for. Raises E0501 and E0502 for stages that there cannot be."""
+def _pipeline(words: Words, program: StepProgram, declared: tuple[Declaration, ...]) -> tuple[Pipeline | None, str]:
+    """What ``pp``, ``schedule`` and ``virtual`` ask for, and why it is another schedule than the usual one. Raises
+    E0501 and E0502 for stages that there cannot be."""
     if words.sizes.get("pp", 1) == 1:
-        return None
-    name = words.named.get("schedule", "1f1b")
-    return pipeline_of(program, words.sizes["pp"], name, words.flags.get("virtual") or catalogue.virtual(name))
+        return None, ""
+    name, why = words.named.get("schedule", "1f1b"), ""
+    if "schedule" not in words.named and words.flags.get("micro") != 1 and (met := _met(program, declared)):
+        name = catalogue.meeting_schedule((words.flags.get("virtual") or 1) > 1)
+        why = f"schedule={name} was chosen, as 'schedule' was left out: microbatches meet in {', '.join(met)}"
+    virtual = words.flags.get("virtual") or catalogue.virtual(name)
+    return pipeline_of(program, words.sizes["pp"], name, virtual), why
+
+
+def _met(program: StepProgram, declared: tuple[Declaration, ...]) -> list[str]:
+    """Where samples couple and that is declared global."""
+    if not any(one.meaning == "global" for one in declared):
+        return []
+    found = (called(one) for one in couplings(program) if meaning_of(declared, one.names) == "global")
+    return list(dict.fromkeys(found))
 
 
 def _microbatches(
@@ -147,7 +161,7 @@ def _microbatches(
     count = filling_microbatches(program.batch_size, ranks, pipe)
     left_out = " was chosen, as 'micro' was left out"
     coupled = couplings(program) if count > 1 else ()
-    whole = [called(one) for one in coupled if meaning_of(declared, one.names) in (None, "global")]
+    whole = [called(one) for one in coupled if meaning_of(declared, one.names) is None]
     if whole:
         return (
             1,

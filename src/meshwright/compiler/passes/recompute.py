@@ -18,7 +18,7 @@ from torch import fx
 from meshwright.compiler.analysis.storage import tensor_bytes
 from meshwright.compiler.graph.adapter import graph_module
 from meshwright.compiler.graph.program import Graph, annotation
-from meshwright.compiler.passes.kept import is_view, kept_by_policy
+from meshwright.compiler.passes.kept import is_view, kept_by_policy, of_the_batch
 from meshwright.compiler.passes.treated import treated, without_effect
 from meshwright.compiler.plan import Recompute, Save
 
@@ -97,10 +97,14 @@ def _dropped(graph: fx.Graph, blocks: dict[fx.Node, tuple[str, Save]]) -> dict[f
     """The ops of forward whose values backward gets from a copy, with their positions."""
     dropped: dict[fx.Node, int] = {}
     by_policy: set[fx.Node] = set()
+    statistics: set[fx.Node] = set()
     for position, node in enumerate(graph.nodes):
         if node not in blocks:
             continue
         block, save = blocks[node]
+        if of_the_batch(node) or _of_statistics(node, statistics):
+            statistics.add(node)
+            continue
         if kept_by_policy(node, save) or (node.target is operator.getitem and node.args[0] in by_policy):
             by_policy.add(node)
         elif is_view(node) and node.all_input_nodes[0] not in dropped:
@@ -114,6 +118,14 @@ def _dropped(graph: fx.Graph, blocks: dict[fx.Node, tuple[str, Save]]) -> dict[f
             for part in (node, *parts):
                 del dropped[part]
     return dropped
+
+
+def _of_statistics(node: fx.Node, statistics: set[fx.Node]) -> bool:
+    """Whether a value is made of statistics of the batch, and is as small."""
+    found = [n for n in node.all_input_nodes if n.op == "call_function"]
+    if not found or any(n not in statistics for n in found):
+        return False
+    return sum(tensor_bytes(node)) <= max(sum(tensor_bytes(n)) for n in found)
 
 
 def _outside(user: fx.Node, block: str, blocks: dict[fx.Node, tuple[str, Save]]) -> bool:

@@ -20,6 +20,7 @@ from torch import fx
 
 from meshwright.compiler.analysis.blocks import region_of
 from meshwright.compiler.diagnostics import error
+from meshwright.compiler.graph.meeting import meets
 from meshwright.compiler.graph.program import StepProgram, Value, annotation
 from meshwright.compiler.plan import Pipeline
 from meshwright.compiler.schedules.catalogue import virtual as made_for
@@ -184,7 +185,9 @@ def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> tuple[set[fx.Node]
         if node.op == "placeholder":
             free.add(node)
             weights[node] = roles[node].kind == "parameter"
-        elif node.op == "call_function" and all(n in free for n in node.all_input_nodes):
+        elif node.op != "call_function" or meets(node) or any(map(meets, node.users)):
+            continue  # where microbatches meet, and what they meet with, is in a pass of its own
+        elif all(n in free for n in node.all_input_nodes):
             kinds = {weights[n] for n in node.all_input_nodes}
             if len(kinds) < 2:
                 free.add(node)

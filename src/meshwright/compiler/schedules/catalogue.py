@@ -12,6 +12,7 @@ from types import ModuleType
 from meshwright.compiler.diagnostics import error, suggestion
 from meshwright.compiler.schedules import __path__ as folder
 from meshwright.compiler.schedules.request import Costs, Request
+from meshwright.compiler.schedules.rounds import lets_meet
 from meshwright.compiler.schedules.simulate import Stuck
 from meshwright.compiler.schedules.table import Schedule
 
@@ -73,6 +74,16 @@ def why_not(name: str, request: Request) -> str:
     if getattr(module, "EVEN", False) and request.ranks % 2:
         return f"needs an even number of ranks, not {request.ranks}"
     return ""
+
+
+def may_meet(name: str, request: Request) -> bool:
+    """Whether a schedule lets all microbatches meet at every stage."""
+    return not searched(name) and lets_meet(make(name, request))
+
+
+def meeting_schedule(several: bool) -> str:
+    """The schedule of a pipeline in which microbatches meet, if none is said; ``several`` stages on each rank."""
+    return "breadth-first" if several else "gpipe"
 
 
 def make(name: str, request: Request) -> Schedule:

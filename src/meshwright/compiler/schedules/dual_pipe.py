@@ -39,6 +39,6 @@ def _maker(rank: int, ranks: int, half: int) -> Make:
         stage = ranks - 1 - rank if direction else rank
         # those that only fill up come behind all others
         microbatch = number + direction * half if number < half else 2 * half + number
-        return Action(kind, stage, microbatch)  # type: ignore[arg-type]  # the kind is passed on
+        return Action(kind, stage, microbatch)
 
     return make

@@ -8,13 +8,13 @@ has no more than one message under way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Instruction, Program, Transfer, Wait
 from meshwright.compiler.schedules.request import Costs
 from meshwright.compiler.schedules.simulate import needs, simulate
-from meshwright.compiler.schedules.table import Action, Schedule, Step
+from meshwright.compiler.schedules.table import Action, Links, Schedule, Step
 
 UPDATE = "update"
 
@@ -28,10 +28,6 @@ class Edge:
     target: int
     sent: int = 0
     received: int = 0
-
-
-Links = Mapping[tuple[int, str], Collection[tuple[int, str]]]
-"""By stage and pass (``F``, ``I``, ``W``): the passes of other stages that make something it reads."""
 
 
 Size = Callable[[Action, int], tuple[int, int]]
@@ -56,21 +52,21 @@ def neighbours(stages: int) -> Links:
 def programs(
     schedule: Schedule, costs: Costs | None = None, size: Size = unknown, links: Links | None = None
 ) -> tuple[Program, ...]:
-    """The program of every rank. Raises :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does
-    not come to an end."""
+    """The program of every rank; ``links``: what passes read of other stages. Raises
+    :class:`~meshwright.compiler.schedules.simulate.Stuck` for a schedule that does not come to an end."""
     run = simulate(schedule, costs)
     links = neighbours(schedule.stages) if links is None else links
     ready: dict[Action, float] = {}
     for row, times in zip(schedule.rows, run.times, strict=True):
         for step, (_, end) in zip(row, times, strict=True):
-            ready |= {made: end for action in step for made in _gives(action)}
+            ready |= {made: end for action in step for made in action.passes}
     moments: defaultdict[tuple[float, int, int], list[Edge]] = defaultdict(list)
     reads: list[list[_Reads]] = []
     for rank, row in enumerate(schedule.rows):
         known: set[Action] = set()
         reads.append([])
         for step in row:
-            all_ = _reads(step, links)
+            all_ = _reads(step, links, schedule)
             new = [n for n in all_ if schedule.rank(n) != rank and n not in known]
             known.update(new)
             reads[-1].append(([str(n) for n in new], [str(n) for n in all_ if schedule.rank(n) == rank]))
@@ -89,14 +85,15 @@ _Reads = tuple[list[str], list[str]]
 """What a step reads of other stages: what comes from other ranks and is not yet waited for; what this one makes."""
 
 
-def _reads(step: Step, links: Links) -> list[Action]:
+def _reads(step: Step, links: Links, schedule: Schedule) -> list[Action]:
     """The results of other stages that a step reads, each once."""
     found: dict[Action, None] = {}
-    for action in step:
-        for kind in ("I", "W") if action.kind == "B" else (action.kind,):
-            for stage, made in sorted(links[action.stage, kind]):
-                found[Action(made, stage, action.microbatch)] = None  # type: ignore[arg-type]  # a kind
-    own = {made for action in step for made in _gives(action)}
+    for kind, stage, i in (one for action in step for one in action.passes):
+        of_all = schedule.rounds.meets.get((stage, kind), ()) if schedule.rounds is not None else ()
+        for origin in sorted(links[stage, kind]):
+            microbatches = range(schedule.microbatches) if origin in of_all else (i,)
+            found |= {Action(origin[1], origin[0], j): None for j in microbatches}
+    own = {made for action in step for made in action.passes}
     return [action for action in found if action not in own]
 
 
@@ -117,10 +114,10 @@ def _program(
             yield from _exchange(rank, moments[following], sent)
             following = next(mine, None)
         yield from map(Wait, waited)
-        gives = tuple(dict.fromkeys(str(g) for action in step for g in _gives(action)))
+        gives = tuple(dict.fromkeys(str(g) for action in step for g in action.passes))
         made += [value for value in gives if "W" in value]
-        inner = {done(action) for action in step}
-        read = (n for action in step for n in needs(action, schedule.stages) if n not in inner)
+        inner = {made for action in step for made in action.passes}
+        read = (n for action in step for n in needs(action, schedule) if n not in inner)
         local = [str(n) for n in read if schedule.rank(n) == rank]
         yield Compute("+".join(map(str, step)), tuple(dict.fromkeys((*waited, *here, *local))), gives)
     while following is not None:
@@ -128,17 +125,6 @@ def _program(
         following = next(mine, None)
     yield from map(Wait, dict.fromkeys(value for values in sent.values() for value in values))
     yield Compute(UPDATE, tuple(made))
-
-
-def done(action: Action) -> Action:
-    """What others wait for when an action is over: of a whole backward pass, the gradient of the input."""
-    return Action("I", action.stage, action.microbatch) if action.kind == "B" else action
-
-
-def _gives(action: Action) -> Iterator[Action]:
-    yield done(action)
-    if action.kind == "B":
-        yield Action("W", action.stage, action.microbatch)
 
 
 def _exchange(rank: int, edges: list[Edge], sent: dict[int, list[str]]) -> Iterator[Instruction]:

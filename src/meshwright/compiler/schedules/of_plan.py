@@ -70,6 +70,8 @@ def _placement(rows: Sequence[Row], stages: int, microbatches: int) -> Iterator[
     found: list[dict[int, int]] = [{}, {}]
     for rank, row in enumerate(rows):
         for action in (a for step in row for a in step):
+            if action.kind[1:]:
+                raise _wrong(f"line {rank + 1}: {action} is of a round: those follow from where microbatches meet")
             if action.stage >= stages:
                 raise _wrong(f"line {rank + 1}: {action} is of stage {action.stage}, and there are {stages}, from 0 on")
             if action.microbatch >= microbatches:
@@ -93,7 +95,7 @@ def _check_complete(rows: Sequence[Row], placement: Sequence[Sequence[int]], sta
             raise _wrong(f"{action} stands in it {count} times")
     for stage in range(stages):
         for microbatch in range(microbatches):
-            kinds = "".join(k for k in "FBIW" if Action(k, stage, microbatch) in counts)  # type: ignore[arg-type]
+            kinds = "".join(k for k in "FBIW" if Action(k, stage, microbatch) in counts)
             if kinds not in ("FB", "FIW"):
                 had = ", ".join(f"{stage}{kind}{microbatch}" for kind in kinds) or "nothing"
                 raise _wrong(f"of stage {stage}, microbatch {microbatch} it has {had}, not F and B, or F, I and W")

@@ -21,6 +21,8 @@ class Costs:
     """A forward and a whole backward pass that run side by side; default: their sum."""
     stages: tuple[tuple[float, float, float], ...] = ()
     """``(forward, input, weight)`` of each stage, where they differ."""
+    rounds: tuple[tuple[int, int], ...] = ()
+    """Of each stage, in how many rounds its forward pass goes, and its backward pass; where microbatches meet."""
     kept: float = 1.0
     """What of an activation's memory is still held from the gradient of the input to that of the weights."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.compiler.schedules.request import Costs
-from meshwright.compiler.schedules.table import Action, Schedule, Step
+from meshwright.compiler.schedules.table import Action, Rounds, Schedule, Step
 
 
 class Stuck(Exception):
@@ -55,9 +55,12 @@ class Run:
         return tuple(row[-1][1] - row[0][0] - busy if row else 0.0 for row, busy in pairs)
 
 
-def needs(action: Action, stages: int) -> tuple[Action, ...]:
+def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
     """What must be done before an action; a backward pass of the stage above may be whole or split."""
+    if schedule.rounds is not None:
+        return _needs_of_rounds(action, schedule.rounds, schedule.microbatches)
     kind, stage, i = action
+    stages = schedule.stages
     if kind == "F":
         return (Action("F", stage - 1, i),) if stage > 0 else ()
     if kind == "W":
@@ -66,10 +69,21 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
     return (own, Action("I", stage + 1, i)) if stage + 1 < stages else (own,)
 
 
+def _needs_of_rounds(action: Action, rounds: Rounds, microbatches: int) -> tuple[Action, ...]:
+    found: dict[Action, None] = {}
+    for one in action.passes:
+        key = one.stage, one.kind
+        for stage, kind in rounds.reads.get(key, ()):
+            found[Action(kind, stage, one.microbatch)] = None
+        for stage, kind in rounds.meets.get(key, ()):
+            found.update(dict.fromkeys(Action(kind, stage, other) for other in range(microbatches)))
+    return tuple(need for need in found if need not in action.passes)
+
+
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
     """Raises :class:`Stuck` for a schedule that does not come to an end."""
     costs = costs or Costs()
-    takes = _seconds(costs, schedule.stages)
+    takes = _seconds(costs, schedule)
     done: dict[Action, tuple[float, int]] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in schedule.rows]
     at = [0] * schedule.ranks
@@ -83,7 +97,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
             step = row[position]
             missing = None
             for action in step:
-                for need in needs(action, schedule.stages):
+                for need in needs(action, schedule):
                     if need in step:
                         continue
                     found = done.get(need)
@@ -110,6 +124,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Run:
                 done[known] = (end, rank)
                 if known in blocked:
                     ready += blocked.pop(known)
+                if action.kind == "B" and schedule.rounds is not None:  # where values decide, it may be the other one
+                    weights = action.passes[1]
+                    done[weights] = (end, rank)
+                    ready += blocked.pop(weights, [])
         at[rank] = len(own)
     waiting = {rank: (schedule.rows[rank][at[rank]], need) for need, ranks in blocked.items() for rank in ranks}
     if waiting:
@@ -128,13 +146,24 @@ def _circle(schedule: Schedule, waiting: dict[int, tuple[Step, Action]]) -> dict
     return {rank: waiting[rank] for rank in path[first:]}
 
 
-def _seconds(costs: Costs, stages: int) -> dict[tuple[str, int], float]:
-    """What an action takes by itself, by its kind and stage."""
+def _seconds(costs: Costs, schedule: Schedule) -> dict[tuple[str, int], float]:
+    """What an action takes by itself, by its kind and stage. Rounds of a pass share its time evenly; where two stand
+    for more of them, the first has that of all but the last, for which alone other stages wait."""
     found: dict[tuple[str, int], float] = {}
-    for stage in range(stages):
+    for stage in range(schedule.stages):
         forward, input_, weight = costs.of(stage)
         for kind, seconds in (("F", forward), ("I", input_), ("W", weight), ("B", input_ + weight)):
             found[kind, stage] = seconds
+    if schedule.rounds is not None:
+        most: dict[tuple[str, int], int] = {}
+        for stage, kind in schedule.rounds.reads:
+            most[kind[0], stage] = max(most.get((kind[0], stage), 0), int(kind[1:] or 0))
+        for (family, stage), last in most.items():
+            if last:
+                whole, few = found[family, stage], bool(costs.rounds) and last == 1 and family in "FI"
+                count = costs.rounds[stage]["FI".index(family)] if few else last + 1
+                found |= {(f"{family}{number or ''}", stage): whole / count for number in range(last + 1)}
+                found[family, stage] = whole * (count - last) / count
     return found
 
 
@@ -145,5 +174,5 @@ def _peak(row: tuple[Step, ...], costs: Costs) -> float:
         held += sum([action.kind == "F" for action in step])
         most = max(most, held)
         for action in step:
-            held -= freed[action.kind]
+            held -= freed.get(action.kind, 0.0)
     return most

@@ -3,17 +3,22 @@
 An action is written as the stage, what is done, and the microbatch: ``2F0`` is stage 2's forward pass of microbatch 0,
 ``B`` its whole backward pass, ``I`` the part that gives the gradient of the stage's input, ``W`` that of its weights.
 Two actions that are computed side by side are joined: ``2F3+5B1``.
+
+Where microbatches meet within a pass, it goes in rounds: ``2F1.0`` is what stage 2's forward pass of microbatch 0 does
+after its first meeting. The tables of the catalogue have no rounds; :mod:`meshwright.compiler.schedules.rounds` writes
+them in.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-Kind = Literal["F", "B", "I", "W"]
-_TOKEN = re.compile(r"(\d+)([FBIW])(\d+)")
+Kind = str
+"""``F``, ``B``, ``I`` or ``W``; of a later round its number behind it: ``F1``."""
+_TOKEN = re.compile(r"(\d+)([FBIW])(?:([1-9]\d*)\.)?(\d+)")
 
 
 class Action(NamedTuple):
@@ -24,12 +29,30 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        return f"{self.stage}{self.kind}{'.' if self.kind[1:] else ''}{self.microbatch}"
+
+    @property
+    def passes(self) -> tuple[Action, ...]:
+        """The passes that it stands for: of a whole backward pass two."""
+        if self.kind != "B":
+            return (self,)
+        return Action("I", self.stage, self.microbatch), Action("W", self.stage, self.microbatch)
 
 
 Step = tuple[Action, ...]
 """What a rank does at once: one action, or two side by side."""
 Row = tuple[Step, ...]
+Links = Mapping[tuple[int, str], Collection[tuple[int, str]]]
+"""By stage and pass (``F``, ``I``, ``W``): passes that make something it reads."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What has to be done before what, where passes go in rounds. ``reads`` has by pass those of the same microbatch,
+    ``meets`` by pass that begins with a meeting those that all microbatches must have done."""
+
+    reads: Links
+    meets: Links
 
 
 @dataclass(frozen=True)
@@ -42,6 +65,8 @@ class Schedule:
     placement: tuple[tuple[int, ...], ...]
     microbatches: int
     rows: tuple[Row, ...]
+    rounds: Rounds | None = None
+    """Where microbatches meet; else every pass waits for its neighbours."""
 
     @property
     def stages(self) -> int:
@@ -101,12 +126,12 @@ def _step(word: str, line: int, column: int) -> Step:
         found = _TOKEN.fullmatch(part)
         if found is None:
             raise Malformed(f"'{part}' is no action: write {' or '.join(_EXAMPLES)}", line, column, len(word))
-        stage, kind, microbatch = found.groups()
-        step.append(Action(kind, int(stage), int(microbatch)))  # type: ignore[arg-type]  # the pattern allows no other
+        stage, kind, number, microbatch = found.groups(default="")
+        step.append(Action(kind + number, int(stage), int(microbatch)))
     return tuple(step)
 
 
-_EXAMPLES = [f"0{kind}2" for kind in get_args(Kind)]
+_EXAMPLES = [f"0{kind}2" for kind in "FBIW"]
 
 
 def alternate(first: Sequence[Action], second: Sequence[Action], ahead: int) -> list[Action]:

@@ -15,7 +15,7 @@ from operator import mul
 
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.plan import PIPE, Save
-from meshwright.compiler.schedules.catalogue import modules, why_not
+from meshwright.compiler.schedules.catalogue import may_meet, meeting_schedule, modules, why_not
 from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.search.candidate import DATA, REPLICA, SAVES, TENSOR, Candidate
 from meshwright.compiler.search.facts import ProgramFacts
@@ -63,7 +63,7 @@ def _pipelines(
 ) -> Iterator[Candidate]:
     """Candidates over so many stages. Parameters that are stored in shards would be gathered for every microbatch, and
     gradients be reduced, so that is left to pins and to the last resort."""
-    name = pins.schedule or (INTERLEAVED if (pins.virtual or 1) > 1 else USUAL)
+    name = pins.schedule or usual_schedule(facts, pins)
     virtual = pins.virtual or modules()[name].VIRTUAL
     if why_not(name, Request(pipe, pipe, virtual)) or pipe * virtual > facts.depth:
         return
@@ -79,9 +79,17 @@ def _pipelines(
                     yield one
 
 
+def usual_schedule(facts: ProgramFacts, pins: Pins) -> str:
+    """The schedule that pipelines are first looked at under."""
+    several = (pins.virtual or 1) > 1
+    if facts.meets and pins.microbatches != 1:
+        return meeting_schedule(several)
+    return INTERLEAVED if several else USUAL
+
+
 def pipe_degrees(facts: ProgramFacts, ranks: int, pins: Pins) -> list[int]:
     """Over how many ranks the model may be cut by depth."""
-    if (facts.coupled or facts.meets) and pins.microbatches != 1:
+    if facts.coupled and pins.microbatches != 1:
         return []
     if pins.pipe is not None:
         return [pins.pipe] if pins.pipe > 1 and ranks % pins.pipe == 0 and pins.pipe <= facts.depth else []
@@ -100,7 +108,9 @@ def _filling(base: Candidate, facts: ProgramFacts, pins: Pins) -> list[int]:
 def schedules(one: Candidate, facts: ProgramFacts, pins: Pins) -> Iterator[Candidate]:
     """The same pipeline under all other schedules that are worth looking at."""
     for name, module in modules().items():
-        if (pins.schedule is None and name in OUTDONE) or pins.schedule not in (None, name):
+        meeting = one.microbatches > 1 and bool(facts.meets)
+        outdone = OUTDONE[-1:] if meeting else OUTDONE
+        if (pins.schedule is None and name in outdone) or pins.schedule not in (None, name):
             continue
         exact = getattr(module, "EXACT", False)
         most = min(MOST_VIRTUAL, facts.depth // one.pipe)
@@ -108,7 +118,8 @@ def schedules(one: Candidate, facts: ProgramFacts, pins: Pins) -> Iterator[Candi
         for virtual in usual if pins.virtual is None else [pins.virtual]:
             other = replace(one, schedule=name, virtual=virtual)
             fits = virtual * one.pipe <= facts.depth
-            if other != one and fits and not why_not(name, Request(one.pipe, one.pipe, virtual)):
+            request = Request(one.pipe, one.pipe, virtual)
+            if other != one and fits and not why_not(name, request) and (not meeting or may_meet(name, request)):
                 yield other
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.cluster.units import amount
 from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, Span, error
-from meshwright.compiler.schedules.catalogue import why_not
+from meshwright.compiler.schedules.catalogue import may_meet, modules, why_not
 from meshwright.compiler.schedules.request import Request
 from meshwright.compiler.search.candidates import divides, divisors, microbatch_counts
 from meshwright.compiler.search.facts import ProgramFacts
@@ -190,10 +190,18 @@ def _batch(facts: ProgramFacts, ranks: int, pins: Pins) -> Diagnostic | None:
         )
         action = "declare what that means (separability=global, say), or use micro=1"
         return Diagnostic("E0436", message, pins.place("microbatches"), action)
-    if pins.pipelined and micro != 1 and (facts.coupled or facts.meets):
-        message = f"'{pins.word('pipe')}': a pipeline cannot run, for samples couple in "
-        message += ", ".join(facts.coupled or facts.meets)
-        return Diagnostic("E0766", message, pins.place("pipe"), "declare it per microbatch, or use micro=1, or no pp")
+    if pins.pipelined and micro != 1 and facts.coupled:
+        message = f"'{pins.word('pipe')}': a pipeline cannot run, for samples couple in {', '.join(facts.coupled)}"
+        action = "declare what that means (separability=global, say), or use micro=1, or no pp"
+        return Diagnostic("E0766", message, pins.place("pipe"), action)
+    if pins.schedule is not None and micro != 1 and facts.meets:
+        virtual = pins.virtual or modules()[pins.schedule].VIRTUAL
+        if not may_meet(pins.schedule, Request(pins.pipe or 2, 2 * (pins.pipe or 2), virtual)):
+            message = (
+                f"'{pins.word('schedule')}': microbatches meet in {', '.join(facts.meets)}, and it does not let them"
+            )
+            action = "leave the schedule out, or take gpipe or breadth-first"
+            return Diagnostic("E0766", message, pins.place("schedule"), action)
     if micro is not None and facts.batch % micro:
         message = (
             f"'{pins.word('microbatches')}': a batch of {facts.batch} samples cannot be cut into {micro} microbatches"

@@ -31,7 +31,7 @@ def reasons(found: Search) -> list[str]:
         chain += pipelines(found)
     chain += [
         *_memory_savers(found, best),
-        _coupled(found.facts, found.best is not None and found.best.candidate.pipe > 1),
+        _coupled(found.facts, found.best.candidate if found.best is not None else None),
         _uneven(best, found.facts),
         _pinned(found),
         _choice(found, best),
@@ -52,15 +52,20 @@ def runner_up(found: Search) -> Priced | None:
     return next((p for test in tests for p in others if test(p)), None)
 
 
-def _coupled(facts: ProgramFacts, pipelined: bool) -> str:
-    """Why the batch is not cut into microbatches, or why there is no pipeline."""
+def _coupled(facts: ProgramFacts, best: Candidate | None) -> str:
+    """Why the batch is not cut into microbatches, or where they meet."""
     if facts.coupled:
         return (
             f"The batch is not cut into microbatches: samples couple in {', '.join(facts.coupled)}, and nothing is "
             "declared of what that means there."
         )
-    if facts.meets and not pipelined:
-        return f"Microbatches meet in {', '.join(facts.meets)}, which is declared global, so there is no pipeline."
+    if facts.meets:
+        several = best is not None and best.microbatches > 1
+        forward = (
+            ": all of them go forward before one goes back" if several and best is not None and best.pipe > 1 else ""
+        )
+        meet = "meet" if several else "would meet"
+        return f"Microbatches {meet} in {', '.join(facts.meets)}, which is declared global{forward}."
     return ""
 
 

@@ -46,7 +46,7 @@ class ProgramFacts:
     """What couples samples without a declared meaning, so that the batch cannot be cut into microbatches: its lines and
     kinds."""
     meets: tuple[str, ...] = ()
-    """What is declared to be global, where microbatches meet, so that there can be no pipeline."""
+    """What is declared to be global, where microbatches meet, so that a pipeline needs a schedule that lets them."""
 
     @property
     def depth(self) -> int:

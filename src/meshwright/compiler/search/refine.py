@@ -55,7 +55,7 @@ def _pipeline(found: Search) -> None:
             one = priced if priced is not None and found.fits(priced) and priced.seconds < one.seconds else one
     searched = replace(one.candidate, schedule="list")
     actions = 3 * searched.pipe * searched.virtual * searched.microbatches
-    if pins.schedule is None and actions <= SEARCHABLE:
+    if pins.schedule is None and actions <= SEARCHABLE and not found.facts.meets:
         found.price(searched)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from meshwright.compiler.cluster.cluster import Cluster
 from meshwright.compiler.diagnostics import MeshwrightError
 from meshwright.compiler.search.candidate import REPLICA, TENSOR, Candidate
-from meshwright.compiler.search.candidates import USUAL, schedules
+from meshwright.compiler.search.candidates import schedules, usual_schedule
 from meshwright.compiler.search.estimate import Estimator
 from meshwright.compiler.search.facts import ProgramFacts
 from meshwright.compiler.search.limits import Limits
@@ -74,7 +74,10 @@ class Search:
     def _best_schedule(self, usual: Priced) -> Priced:
         """The same pipeline under the schedule that is best for it, which takes no further program. Of the others
         nothing is kept."""
-        if usual.candidate.schedule not in (USUAL, self.limits.pins.schedule) or usual.candidate.schedule == "list":
+        if (
+            usual.candidate.schedule not in (usual_schedule(self.facts, self.limits.pins), self.limits.pins.schedule)
+            or usual.candidate.schedule == "list"
+        ):
             return usual  # a variant of one whose schedule has been chosen
         least = usual.seconds - usual.prediction.other.get("bubble", 0.0)
         if any(p.seconds < least / (1 + self.limits.within) for p in self.fitting()):

@@ -115,8 +115,8 @@ def _in_flight(schedule: Schedule) -> Counter[int]:
 def _spans(flow: Flowing, begin: float) -> Iterator[Span]:
     """Every action on its rank."""
     phases = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
-    for rank, (row, times) in enumerate(zip(flow.schedule.rows, flow.run.times, strict=True)):
+    for rank, (row, times) in enumerate(zip(flow.played.rows, flow.run.times, strict=True)):
         for step, (start, end) in zip(row, times, strict=True):
             name = "+".join(map(str, step))
             notes = {"stage": ", ".join(str(a.stage) for a in step)}
-            yield Span(f"pipe {rank}", name, begin + start, begin + end, phases[step[0].kind], "", notes)
+            yield Span(f"pipe {rank}", name, begin + start, begin + end, phases[step[0].kind[0]], "", notes)

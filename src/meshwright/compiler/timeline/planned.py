@@ -15,13 +15,12 @@ from meshwright.compiler.prediction import Prediction
 from meshwright.compiler.schedules import catalogue
 from meshwright.compiler.schedules.of_plan import from_table
 from meshwright.compiler.schedules.request import Request
-from meshwright.compiler.schedules.simulate import simulate
 from meshwright.compiler.schedules.table import Schedule
 from meshwright.compiler.timeline.cuts import Depth, balanced, block_seconds, partition_each
 from meshwright.compiler.timeline.pipeline import predict
 from meshwright.compiler.timeline.rank_memory import needed
 from meshwright.compiler.timeline.stage import StagePricer, StageUse
-from meshwright.compiler.timeline.staged import Flowing, Staged, flowing
+from meshwright.compiler.timeline.staged import Flowing, Staged, flow_of, flowing
 
 SEARCHED = "list"
 """The schedule that follows from the costs, so that a plan must hold its table."""
@@ -91,8 +90,7 @@ def repriced(pricers: Sequence[StagePricer], depth: Depth, way: Way, found: Pipe
     staged = staged_at([pricers[level] for level in found.levels], depth, way.mesh, starts)
     count = staged.pricers[0].summary.microbatches
     schedule = from_table(found.pipeline.schedule, found.pipeline.table, way.ranks, len(starts), count)
-    run = simulate(schedule, staged.costs)
-    return replace(found, prediction=predict(staged, Flowing(schedule, run, run.seconds)))
+    return replace(found, prediction=predict(staged, staged.flow(schedule)))
 
 
 def _fitted(
@@ -143,7 +141,7 @@ def _flow(staged: Staged, way: Way) -> tuple[Flowing, str]:
         def make(microbatches: int) -> Schedule:
             return catalogue.make(way.schedule, Request(way.ranks, microbatches, way.virtual, costs))
 
-        return flowing(make, costs, count, way.ranks), ""
+        return flowing(make, costs, count, way.ranks, staged.rounds), ""
     first = max(_kept(use) for use in staged.uses)
     late = max(sum(use.until_weights.values()) + sum(use.between.values()) for use in staged.uses)
     costs = replace(costs, kept=late / first if first else 1.0)
@@ -153,8 +151,7 @@ def _flow(staged: Staged, way: Way) -> tuple[Flowing, str]:
         if limit is None or max(needed(staged, found)) <= way.room or limit <= way.ranks * way.virtual:
             break
         limit = max(limit - max(1.0, limit / 10), float(way.ranks * way.virtual))
-    run = simulate(found, costs)
-    return Flowing(found, run, run.seconds), str(found)
+    return flow_of(found, costs, staged.rounds), str(found)
 
 
 def _limit(staged: Staged, room: float, each: int) -> float | None:
@@ -181,5 +178,4 @@ def scheduled(
     """Predict a step of a pipeline that is given, under its schedule."""
     starts = depth.starts(pipeline.first_blocks)
     staged = staged_at([pricer] * len(starts), depth, mesh, starts)
-    run = simulate(schedule, staged.costs)
-    return predict(staged, Flowing(schedule, run, run.seconds), spans=spans)
+    return predict(staged, staged.flow(schedule), spans=spans)
