@@ -14,7 +14,7 @@ from meshwright.compiler.graph.program import Parameter, StepProgram, TensorSpec
 from meshwright.compiler.graph.rank_program import Layout
 from meshwright.compiler.mesh import Sharding, parse_sharding
 
-FORMAT = 1
+FORMAT = 2
 """The version of the artefact's layout; another one is refused."""
 
 
