@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.findings import contradictions
 from meshwright.compiler.causality.rank_findings import stopped_finding
 from meshwright.compiler.causality.ranks import Side, differences, not_known, sets_of, verdict_of
 from meshwright.compiler.causality.readings import Points, points_of
+from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
@@ -31,6 +33,7 @@ from meshwright.compiler.plan import Plan, Storage
 from meshwright.miniature import Miniature, as_it_is, miniature_of, weights_of
 from meshwright.one_device import groups_of
 from meshwright.runtime.data import RandomSource
+from meshwright.runtime.intervals import read_intervals
 from meshwright.runtime.materialize import Weights
 from meshwright.runtime.shadows import Found, read_forward
 from meshwright.verification import whole_batch_of
@@ -53,6 +56,8 @@ class RankReading:
     miniature: bool
     findings: tuple[Diagnostic, ...] = ()
     notes: tuple[str, ...] = ()
+    second: Opinion | None = None
+    """What the second reading says of the ranks; it changes nothing of the verdict."""
 
     @property
     def passed(self) -> bool:
@@ -74,7 +79,13 @@ class RankReading:
             "ranks": self.ranks,
             "outputs": self.outputs,
             "miniature": self.miniature,
+            "second": self.second.json() if self.second is not None else None,
         }
+
+    def footline(self) -> str:
+        """What the reading rests on: notes, and the second one."""
+        second = [f"second reading: {self.second.headline()}"] if self.second is not None else []
+        return "\n".join((*second, *self.notes))
 
 
 def read_ranks(compiled: Compiled, weights: Weights | None = None) -> RankReading | None:
@@ -109,6 +120,7 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         own, count = verdict_of(here, numbers)[0], compiled.mesh.ranks
         return RankReading(Verdict.UNKNOWN, own, frozenset(), count, 0, miniature, stopped, small.notes)
     verdict, leaks = verdict_of(ranks, numbers)
+    second = _second(compiled, ranks.points, numbers, batch, weights)
     return RankReading(
         verdict,
         verdict_of(here, numbers)[0],
@@ -117,9 +129,24 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         sum(sets_of(here.of(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
         miniature,
         # where groups stand for the batch, less of it is seen
-        not_known(here, ranks, numbers) + differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),
+        not_known(here, ranks, numbers)
+        + differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1)
+        + contradictions(leaks, second, " of the ranks"),
         small.notes,
+        second,
     )
+
+
+def _second(
+    compiled: Compiled, points: Points, numbers: Numbering, batch: Mapping[str, Tensor], real: Weights | None
+) -> Opinion:
+    """The same program, read by intervals."""
+    roots = [name for name in points.verdict_names if name]
+    try:
+        return read_intervals(compiled, _weights(compiled.program, real), batch, numbers, roots)
+    except (MeshwrightError, InternalError) as fault:  # a program that was changed may stop anywhere
+        first = next(iter(str(fault).splitlines()), "")
+        return Opinion("not shown", reason=f"the ranks' program could not be read: {first}")
 
 
 def leaks_alone(program: StepProgram, plan: Plan, weights: Weights | None) -> frozenset[str]:
@@ -182,11 +209,17 @@ def _run(
         name: numbers.shadow(name, batch[name], program.batch_dims[name] or 0)
         for name in (*numbers.names, *numbers.whole)
     }
+    weights = _weights(program, real)
+    return read_forward(compiled, weights, batch, shadows, numbers.free, points.names(), real is not None)
+
+
+def _weights(program: StepProgram, real: Weights | None) -> Weights:
+    """The values of buffers, if they are known; of weights any will do."""
 
     def weights(name: str, spec: TensorSpec) -> Tensor:
         return weights_of(name, spec) if real is None or name not in program.buffers else real(name, spec)
 
-    return read_forward(compiled, weights, batch, shadows, numbers.free, points.names(), real is not None)
+    return weights
 
 
 def _length(program: StepProgram) -> int | None:

@@ -23,12 +23,11 @@ from meshwright.compiler.graph.rank_program import LocalGraph
 from meshwright.compiler.mesh import Sharding
 from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.table import Action
-from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.materialize import Weights
 from meshwright.runtime.one_at_a_time import OneAtATime
 from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.rounds import met
-from meshwright.runtime.step_executor import StepExecutor
+from meshwright.runtime.step_executor import Feed, StepExecutor
 from meshwright.runtime.virtual import VirtualCluster
 
 
@@ -72,13 +71,10 @@ class Following:
     in_place_of: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
-def run_forward(
-    cluster: OneByOne, batch: Mapping[str, Tensor], key: Tensor, roots: Collection[str], following: Following
-) -> None:
-    """Run what leads to the nodes named as ``roots`` on all ranks. ``batch`` and the ``key`` of random numbers are read
-    as they are, not copies of them. Raises MeshwrightError and InternalError for a program that does not run."""
+def run_forward(cluster: OneByOne, feed: Feed, key: Tensor, roots: Collection[str], following: Following) -> None:
+    """Run what leads to the nodes named as ``roots`` on all ranks. The ``key`` of random numbers is read itself, not a
+    copy of it. Raises MeshwrightError and InternalError for a program that does not run."""
     compiled = cluster.rank_program
-    feed = whole_batch(batch, compiled.program)
     pieces = forward_pieces(compiled, roots)
     hoisted = any(value.kind == "prologue" for piece in pieces for value in piece.inputs)
 

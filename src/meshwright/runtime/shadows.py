@@ -21,6 +21,7 @@ from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import annotation
 from meshwright.compiler.mesh import Mesh, Sharding
 from meshwright.compiler.plan import PIPE
+from meshwright.runtime.feed import whole_batch
 from meshwright.runtime.forward_ranks import Following, cluster_of, run_forward
 from meshwright.runtime.layout import positions
 from meshwright.runtime.materialize import Weights
@@ -108,5 +109,5 @@ def read_forward(
         kept = Seen(dict(executor.coordinates), deps.expand(*value.shape, width), sharding)
         found.seen.setdefault(node, []).append(kept)
 
-    run_forward(cluster, batch, key, roots, Following(mode, keep))
+    run_forward(cluster, whole_batch(batch, compiled.program), key, roots, Following(mode, keep))
     return found

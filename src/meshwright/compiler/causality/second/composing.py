@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.compiler.causality.second.moving import whole_dims
 from meshwright.compiler.causality.second.seen import Along, Band, Seen, Span, moved
 from meshwright.compiler.rules.rule import Dims, Rule
 
@@ -39,10 +40,17 @@ class Named:
 
 def compose(rule: Rule, operands: Sequence[Seen], name: str) -> list[Seen | None]:
     """What each result sees."""
+    return [
+        None if rule.results[number] is None else _composed(whole_dims(rule, operands, number), operands, number, name)
+        for number in range(len(rule.results))
+    ]
+
+
+def _composed(rule: Rule, operands: Sequence[Seen], number: int, name: str) -> Seen:
     sizes = finest(rule, operands)
     named = [named_by(seen, dims, rule, sizes) for seen, dims in zip(operands, rule.operands, strict=True)]
     bands = [b for one in named if (b := keyed(one.seen.band, one.key_of)) is not None]
-    return [None if dims is None else _result(rule, named, bands, dims, sizes, name) for dims in rule.results]
+    return _result(rule, named, bands, rule.results[number] or (), sizes, name)
 
 
 def finest(rule: Rule, operands: Sequence[Seen]) -> dict[str, tuple[int, ...]]:
@@ -167,11 +175,12 @@ def _masked(
     key: Key, span: Span, parts: Mapping[Key, int], bands: Sequence[tuple[Key, Key, Band]], name: str
 ) -> tuple[int, Span] | None:
     """Where all positions along a part are joined, but a mask leaves an interval around the query."""
+    attends = name.startswith("meshwright.attention")
     low = any(word in name for word in ("softmax", "logsumexp", "amax"))
     summed = any(word in name for word in ("einsum", "mm", "mv", "sum", "dot", "mean"))
 
     def brings_nothing(value: float) -> bool:
-        return (low and value <= LOW) or (summed and value == 0)
+        return (low and value <= LOW) or (summed and value == 0) or (attends and value == -math.inf)
 
     for query, other, band in bands:
         for one, two, turned in ((query, other, band), (other, query, band.turned())):

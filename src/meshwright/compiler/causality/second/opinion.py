@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +95,11 @@ def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int], grad:
         outputs = token_outputs(call_with(function, feed.filled(values)), feed)
     found = [_seen(known, output.value, output.offset, feed) for output in outputs]
     given = any(leaf.role is Role.GIVEN and leaf.value.dim() > 1 for leaf in feed.leaves)
+    return worst_of(found, known, given)
+
+
+def worst_of(found: Sequence[Opinion], known: Knowledge, given: bool) -> Opinion:
+    """What is said of all outputs. ``given``: whether the batch has tensors that may be masks."""
     if known.finite and (known.others or given):
         return Opinion("not shown", reason="rows may be masked entirely, by finite numbers")
     if known.stopped:

@@ -14,6 +14,7 @@ from meshwright.compiler.causality.interpreter import functional, is_view, writt
 from meshwright.compiler.causality.registry import find_replacement
 from meshwright.compiler.causality.second.composing import compose
 from meshwright.compiler.causality.second.knowledge import Knowledge
+from meshwright.compiler.causality.second.moving import whole_dims
 from meshwright.compiler.causality.second.seen import Along, Seen, blank
 from meshwright.compiler.causality.second.values import Made
 from meshwright.compiler.graph.adapter import OpOverload, TorchDispatchMode, decomposed, overload_name
@@ -89,8 +90,8 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             return out
         probe = func(*args, **kwargs)
         rule = self._rule(func, args, kwargs, probe)
-        told = any(s.depends or s.band is not None or s.line is not None for s in seens)
-        if rule is None and told:
+        tells = any(s.depends or s.band is not None or s.line is not None for s in seens)
+        if rule is None and tells:
             parts = decomposed(func)
             if parts is not None and find_replacement(name) is None:
                 with self:
@@ -98,12 +99,18 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 if made is not NotImplemented:
                     return made
         outs = tensors_in(probe)
+        if outs and not any(out.numel() for out in outs):
+            for out in outs:
+                self.knowledge.know(out, blank(out.shape))
+            return probe
         if base in ("view_as_complex", "view_as_real"):
             self.knowledge.know(probe, _paired(seens[0], base.endswith("complex")))
             return probe
         if rule is None or len(rule.operands) != len(given):
             self._unknown(name, seens, outs)
             return probe
+        if base == "attention":
+            seens = [_bias(s) if t.dtype == torch.bool else s for t, s in zip(given, seens, strict=True)]
         results = [(number, one) for number, one in enumerate(compose(rule, seens, name)) if one is not None]
         if len(results) != len(outs):
             self._unknown(name, seens, outs)
@@ -111,7 +118,8 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         for out, (number, one) in zip(outs, results, strict=True):
             if math.prod(n for dim in one.dims for n in dim) != out.numel():
                 one = Seen(blank(out.shape).dims, one.time, one.row, False)
-            made = Made(self.knowledge, func, base, bound, rule, given, seens, out, one, number)
+            told = whole_dims(rule, seens, number)
+            made = Made(self.knowledge, func, base, bound, told, given, seens, out, one, number)
             self.knowledge.know(out, made.seen())
         if (is_view(func) or base in _MOVING) and self.knowledge.are_weights(given):
             for out in outs:
@@ -129,6 +137,12 @@ class Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             for out in outs:
                 anywhere = Along(anywhere=True)
                 self.knowledge.know(out, Seen(blank(out.shape).dims, anywhere, anywhere, exact=False))
+
+
+def _bias(seen: Seen) -> Seen:
+    """A mask of what is seen, as what is added to scores."""
+    band = seen.band.valued(lambda value: None if value is None else 0.0 if value else -math.inf) if seen.band else None
+    return replace(seen, band=band)
 
 
 def _paired(seen: Seen, joins: bool) -> Seen:
