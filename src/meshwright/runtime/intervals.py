@@ -115,10 +115,11 @@ def _tokens(parts: Sequence[int], places: Tensor, size: int) -> Along:
     padding."""
     if size == 1:
         return Along()
-    starts = (places - torch.arange(len(places)))[places >= 0].unique().tolist()
-    if len(parts) != 1 or len(starts) > 1:
-        return Along(anywhere=True)
-    return Along({parts[0]: (starts[0], starts[0])}) if starts else Along()
+    starts = {place - index for index, place in enumerate(places.tolist()) if place >= 0}
+    if len(starts) != 1:
+        return Along(anywhere=bool(starts))
+    (start,) = starts
+    return Along({parts[0]: (start, start)}) if parts else Along(fixed=(start, start))
 
 
 def _at(node: fx.Node, said: Opinion) -> str:

@@ -146,7 +146,7 @@ def _along(
     sizes: Mapping[str, tuple[int, ...]],
     name: str,
 ) -> tuple[Along, bool]:
-    made, exact = Along(anywhere=along.anywhere), True
+    made, exact = Along(fixed=along.fixed, anywhere=along.anywhere), True
     for part, span in along.spans.items():
         if part in one.lost or part not in one.key_of:
             return Along(anywhere=True), False
@@ -161,6 +161,8 @@ def _along(
             masked = _masked((factor, j), span, parts, bands, name)
             made = made.with_(*masked) if masked is not None else replace(made, anywhere=True)
             exact = exact and (into is None or name.split(".")[1] in JOINING)
+        elif into is None and alone and (index := _one(relation)) is not None:
+            made, exact = made.union(Along(fixed=moved(span, (index, index)))), False
         elif relation == "data" or into is None or not alone:
             made, exact = replace(made, anywhere=True), False
         elif relation in ("prefix", "suffix"):
@@ -169,6 +171,12 @@ def _along(
             low, high = relation.strip("[]").split(",")
             made = made.with_(into, moved(span, (float(low), float(high))))
     return made, exact
+
+
+def _one(relation: str) -> float | None:
+    """The index that is taken of a dim, if it is one."""
+    low, comma, high = relation.strip("[]").partition(",")
+    return float(low) if comma and low == high else None
 
 
 def _masked(

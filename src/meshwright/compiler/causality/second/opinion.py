@@ -149,13 +149,15 @@ def _seen(known: Knowledge, value: Tensor, offset: int, feed: Feed) -> Opinion:
         return Opinion("CAUSAL", SAME)
     parts = seen.parts()
     time = parts[feed.time_dim]
-    own = seen.time.spans.get(time[0]) if len(time) == 1 else None
-    span: Span = own or SAME
-    if seen.time.anywhere or any(part not in time for part in seen.time.spans) or (own is None and seen.time.spans):
+    length = value.shape[feed.time_dim]
+    span = (seen.time.within(time[0], 0, length) if len(time) == 1 else None) or SAME
+    if len(time) != 1 and seen.time:
         span = (-math.inf, math.inf)
     span = (span[0] + offset, span[1] + offset)
     rows = parts[feed.batch_dim] if feed.batch_dim is not None else []
-    apart = not seen.row.anywhere and all(p in rows and s == SAME for p, s in seen.row.spans.items())
+    apart = not (seen.row.anywhere or seen.row.fixed) and all(
+        p in rows and s == SAME for p, s in seen.row.spans.items()
+    )
     if span[1] <= 0 and apart:
         return Opinion("CAUSAL", span)
     reason = "" if apart else "rows are joined"

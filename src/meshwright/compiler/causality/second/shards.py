@@ -6,25 +6,26 @@ import math
 from collections.abc import Mapping
 
 from meshwright.compiler.causality.second.opinion import Opinion
-from meshwright.compiler.causality.second.seen import Along, Seen, Span
+from meshwright.compiler.causality.second.seen import SAME, Seen, Span
 from meshwright.compiler.mesh import Dim, Mesh, Sharding, split
 
 EVERYWHERE: Span = (-math.inf, math.inf)
-Place = tuple[int | None, int]
-"""A part of a tensor (none where a rank holds but one index), and which index of the whole its first one is."""
+Place = tuple[int | None, int, int]
+"""A part of a tensor (none where a rank holds but one index), which index of the whole its first one is, and how many
+it has."""
 
 
 def shard_opinion(seen: Seen, sharding: Sharding, mesh: Mesh, at: Mapping[str, int], rows: int) -> Opinion:
     """Of an output of which a rank at some coordinates holds a shard: the first dims of the whole are rows and
     positions, or their product. Intervals are those of local indices; what counts is their distance in the whole."""
     if not seen.depends:
-        return Opinion("CAUSAL", (0, 0))
+        return Opinion("CAUSAL", SAME)
     places = _places(seen, sharding, mesh, at, rows)
     if places is None:
         return Opinion("not shown", EVERYWHERE, "it does not lie by rows and positions")
-    (row, first_row), (time, first) = places
-    span = _within(seen.time, time, first)
-    apart = _within(seen.row, row, first_row) == (0, 0)
+    rows_of, times_of = places
+    span = seen.time.within(*times_of) or SAME
+    apart = (seen.row.within(*rows_of) or SAME) == SAME
     if span[1] <= 0 and apart:
         return Opinion("CAUSAL", span)
     return Opinion("LEAK" if seen.exact else "not shown", span, "" if apart else "rows are joined")
@@ -33,26 +34,16 @@ def shard_opinion(seen: Seen, sharding: Sharding, mesh: Mesh, at: Mapping[str, i
 def strays(seen: Seen, sharding: Sharding, mesh: Mesh, at: Mapping[str, int]) -> bool:
     """Whether a shard of any tensor is known to see a later position than its own, or other rows, or is not known to
     see only some."""
-    if seen.time.anywhere or seen.row.anywhere:
+    if seen.time.anywhere or seen.row.anywhere or (seen.row.fixed or SAME)[0] != (seen.row.fixed or SAME)[1]:
         return True
     starts: dict[int, int] = {}
     for numbers, dim in zip(seen.parts(), sharding.dims, strict=True):
-        segments = [segment for segment in dim if segment.size > 1]
-        if len(numbers) == len(segments) == 1:
-            starts[numbers[0]] = segments[0].bounds(mesh, at)[0]
+        run = _run(dim, mesh, at)
+        if len(numbers) == 1 and run is not None:
+            starts[numbers[0]] = run[0]
     later = any(span[1] > starts[part] for part, span in seen.time.spans.items() if part in starts)
     rows = any(span != (starts[part],) * 2 for part, span in seen.row.spans.items() if part in starts)
     return later or rows
-
-
-def _within(along: Along, part: int | None, start: int) -> Span:
-    """On which interval around an element's place in the whole it depends, along one coordinate of the tokens."""
-    if along.anywhere or any(other != part for other in along.spans):
-        return EVERYWHERE
-    if part is None or part not in along.spans:
-        return (0, 0)
-    low, high = along.spans[part]
-    return low - start, high - start
 
 
 def _places(seen: Seen, sharding: Sharding, mesh: Mesh, at: Mapping[str, int], rows: int) -> tuple[Place, Place] | None:
@@ -65,12 +56,19 @@ def _places(seen: Seen, sharding: Sharding, mesh: Mesh, at: Mapping[str, int], r
         factors, sizes = split(dims[0], (rows, shape[0] // rows), mesh), list(seen.dims[0])
     if factors is None:
         return None
-    segments = [[segment for segment in dim if segment.size > 1] or list(dim[:1]) for dim in factors]
-    local = [[segment.local(mesh) for segment in own] for own in segments]
-    if any(len(own) != 1 for own in segments) or [n for (n,) in local if n > 1] != sizes:
+    runs = [_run(dim, mesh, at) for dim in factors]
+    if any(run is None for run in runs) or [run[1] for run in runs if run is not None and run[1] > 1] != sizes:
         return None
     numbers = iter(range(len(sizes)))
-    row, time = [
-        (next(numbers) if n > 1 else None, s.bounds(mesh, at)[0]) for (n,), (s,) in zip(local, segments, strict=True)
-    ]
+    row, time = [(next(numbers) if n > 1 else None, start, n) for start, n in (run for run in runs if run is not None)]
     return row, time
+
+
+def _run(dim: Dim, mesh: Mesh, at: Mapping[str, int]) -> tuple[int, int] | None:
+    """Which indices of a dim a rank holds: from one on, how many, padding included. None: not one stretch of them."""
+    start, count = 0, 1
+    for segment in dim:
+        if count > 1 and segment.local(mesh) != segment.size:
+            return None
+        start, count = start * segment.size + segment.bounds(mesh, at)[0], count * segment.local(mesh)
+    return start, count
