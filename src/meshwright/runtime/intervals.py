@@ -7,8 +7,10 @@ them takes both.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,6 +127,7 @@ def _tokens(parts: Sequence[int], places: Tensor, size: int) -> Along:
 def _at(node: fx.Node, said: Opinion) -> str:
     """Why it is not causal, with the node of the ranks' program and the user's line."""
     origin = annotation(node).origin
-    line = f", {origin.file}:{origin.line}" if origin.file else ""
+    line = f", {Path(origin.file).name}:{origin.line}" if origin.file else ""
     why = said.reason or (LOOSE if said.verdict == "not shown" else "")
-    return f"{why}{': ' if why else ''}%{node.name} = {called(node)}{line}"
+    made = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return f"{why}{': ' if why else ''}%{made.name} = {called(made)}{line}"
