@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from meshwright.compiler.causality.findings import contradictions
 from meshwright.compiler.causality.rank_findings import stopped_finding
+from meshwright.compiler.causality.rank_reading import RankReading
 from meshwright.compiler.causality.ranks import Side, differences, not_known, sets_of, verdict_of
 from meshwright.compiler.causality.readings import Points, points_of
 from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
-from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
+from meshwright.compiler.diagnostics import InternalError, MeshwrightError
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.graph.rank_program import RankProgram
@@ -40,52 +40,6 @@ from meshwright.verification import whole_batch_of
 
 TOKENS, LENGTH, RANKS = 512, 64, 16
 """Tokens of a batch, positions of a row, and ranks up to which a program is read as it is; of others the miniature."""
-
-
-@dataclass(frozen=True)
-class RankReading:
-    """What the programs of all ranks let be seen."""
-
-    verdict: Verdict
-    alone: Verdict
-    """That of the same step on one device, by the same analysis."""
-    leaks: frozenset[str]
-    ranks: int
-    outputs: int
-    """Positions whose logits or losses were read."""
-    miniature: bool
-    findings: tuple[Diagnostic, ...] = ()
-    notes: tuple[str, ...] = ()
-    second: Opinion | None = None
-    """What the second reading says of the ranks; it changes nothing of the verdict."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether all outputs are known to see what they see on one device."""
-        return not self.findings
-
-    def headline(self) -> str:
-        """The verdict beside that of one device."""
-        leaks = f" ({', '.join(sorted(self.leaks))})" if self.leaks else ""
-        ranks = f"{self.ranks} ranks{' of the miniature' if self.miniature else ''}"
-        return f"{self.verdict}{leaks} on {ranks}, {self.alone} on one device; {self.outputs} outputs read"
-
-    def json(self) -> dict[str, Any]:
-        """What is not in the findings, as plain data."""
-        return {
-            "verdict": str(self.verdict),
-            "alone": str(self.alone),
-            "leaks": sorted(self.leaks),
-            "ranks": self.ranks,
-            "outputs": self.outputs,
-            "miniature": self.miniature,
-            "second": self.second.json() if self.second is not None else None,
-        }
-
-    def footline(self) -> str:
-        """What the reading rests on: notes, and the second one."""
-        second = [f"second reading: {self.second.headline()}"] if self.second is not None else []
-        return "\n".join((*second, *self.notes))
 
 
 def read_ranks(compiled: Compiled, weights: Weights | None = None) -> RankReading | None:

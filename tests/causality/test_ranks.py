@@ -12,13 +12,14 @@ from torch import nn
 
 import meshwright.rank_causality as rank_causality
 from meshwright.compiler.causality import registry
+from meshwright.compiler.causality.rank_reading import RankReading
 from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.rank_causality import RankReading, read_ranks
+from meshwright.rank_causality import read_ranks
 from tests.causality.time_cut import (
     AXES,
     PART,
