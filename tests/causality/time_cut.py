@@ -162,6 +162,7 @@ def _second(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
 def _joined(outs: list[torch.Tensor], totals: list[torch.Tensor]) -> torch.Tensor:
     total = torch.logsumexp(torch.stack(totals), 0)
+    total = total.masked_fill(total == float("-inf"), 0.0)  # of a query that no block has a key for
     made = torch.zeros_like(outs[0])
     for out, own in zip(outs, totals, strict=True):
         made = made + out * torch.exp(own - total).unsqueeze(-1)
