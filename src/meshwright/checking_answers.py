@@ -136,7 +136,7 @@ def causality_of_ranks(given: Given, clock: Clock) -> Answer:
     source = given.made_anew
     if found.passed and found.leaks and source is not None:
         findings = _mended(source, artefact.rank_program.plan, found.leaks, with_values=path is not None)
-    return Answer(not findings, found.headline(), findings, "\n".join(found.notes), found.json())
+    return Answer(not findings, found.headline(), findings, found.footline(), found.json())
 
 
 def _mended(source: Source, plan: Plan, leaks: frozenset[str], *, with_values: bool) -> tuple[Diagnostic, ...]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from meshwright.compiler.causality.findings import contradictions
 from meshwright.compiler.causality.rank_findings import stopped_finding
+from meshwright.compiler.causality.rank_reading import RankReading
 from meshwright.compiler.causality.ranks import Side, differences, not_known, sets_of, verdict_of
 from meshwright.compiler.causality.readings import Points, points_of
+from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.tokens import Numbering, given_values, numbered
 from meshwright.compiler.causality.verdict import Verdict
-from meshwright.compiler.diagnostics import Diagnostic, InternalError, MeshwrightError
+from meshwright.compiler.diagnostics import InternalError, MeshwrightError
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.graph.program import StepProgram, TensorSpec
 from meshwright.compiler.graph.rank_program import RankProgram
@@ -31,50 +33,13 @@ from meshwright.compiler.plan import Plan, Storage
 from meshwright.miniature import Miniature, as_it_is, miniature_of, weights_of
 from meshwright.one_device import groups_of
 from meshwright.runtime.data import RandomSource
+from meshwright.runtime.intervals import read_intervals
 from meshwright.runtime.materialize import Weights
 from meshwright.runtime.shadows import Found, read_forward
 from meshwright.verification import whole_batch_of
 
 TOKENS, LENGTH, RANKS = 512, 64, 16
 """Tokens of a batch, positions of a row, and ranks up to which a program is read as it is; of others the miniature."""
-
-
-@dataclass(frozen=True)
-class RankReading:
-    """What the programs of all ranks let be seen."""
-
-    verdict: Verdict
-    alone: Verdict
-    """That of the same step on one device, by the same analysis."""
-    leaks: frozenset[str]
-    ranks: int
-    outputs: int
-    """Positions whose logits or losses were read."""
-    miniature: bool
-    findings: tuple[Diagnostic, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """Whether all outputs are known to see what they see on one device."""
-        return not self.findings
-
-    def headline(self) -> str:
-        """The verdict beside that of one device."""
-        leaks = f" ({', '.join(sorted(self.leaks))})" if self.leaks else ""
-        ranks = f"{self.ranks} ranks{' of the miniature' if self.miniature else ''}"
-        return f"{self.verdict}{leaks} on {ranks}, {self.alone} on one device; {self.outputs} outputs read"
-
-    def json(self) -> dict[str, Any]:
-        """What is not in the findings, as plain data."""
-        return {
-            "verdict": str(self.verdict),
-            "alone": str(self.alone),
-            "leaks": sorted(self.leaks),
-            "ranks": self.ranks,
-            "outputs": self.outputs,
-            "miniature": self.miniature,
-        }
 
 
 def read_ranks(compiled: Compiled, weights: Weights | None = None) -> RankReading | None:
@@ -109,6 +74,7 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         own, count = verdict_of(here, numbers)[0], compiled.mesh.ranks
         return RankReading(Verdict.UNKNOWN, own, frozenset(), count, 0, miniature, stopped, small.notes)
     verdict, leaks = verdict_of(ranks, numbers)
+    second = _second(compiled, ranks.points, numbers, batch, weights)
     return RankReading(
         verdict,
         verdict_of(here, numbers)[0],
@@ -117,9 +83,24 @@ def read_small(compiled: Compiled, small: Miniature, weights: Weights | None, *,
         sum(sets_of(here.of(name)[0], numbers).shape[:2].numel() for name in points.verdict_names),
         miniature,
         # where groups stand for the batch, less of it is seen
-        not_known(here, ranks, numbers) + differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1),
+        not_known(here, ranks, numbers)
+        + differences(here, ranks, numbers, less=groups_of(compiled.plan) == 1)
+        + contradictions(leaks, second, " of the ranks"),
         small.notes,
+        second,
     )
+
+
+def _second(
+    compiled: Compiled, points: Points, numbers: Numbering, batch: Mapping[str, Tensor], real: Weights | None
+) -> Opinion:
+    """The same program, read by intervals."""
+    roots = [name for name in points.verdict_names if name]
+    try:
+        return read_intervals(compiled, _weights(compiled.program, real), batch, numbers, roots)
+    except (MeshwrightError, InternalError) as fault:  # a program that was changed may stop anywhere
+        first = next(iter(str(fault).splitlines()), "")
+        return Opinion("not shown", reason=f"the ranks' program could not be read: {first}")
 
 
 def leaks_alone(program: StepProgram, plan: Plan, weights: Weights | None) -> frozenset[str]:
@@ -182,11 +163,17 @@ def _run(
         name: numbers.shadow(name, batch[name], program.batch_dims[name] or 0)
         for name in (*numbers.names, *numbers.whole)
     }
+    weights = _weights(program, real)
+    return read_forward(compiled, weights, batch, shadows, numbers.free, points.names(), real is not None)
+
+
+def _weights(program: StepProgram, real: Weights | None) -> Weights:
+    """The values of buffers, if they are known; of weights any will do."""
 
     def weights(name: str, spec: TensorSpec) -> Tensor:
         return weights_of(name, spec) if real is None or name not in program.buffers else real(name, spec)
 
-    return read_forward(compiled, weights, batch, shadows, numbers.free, points.names(), real is not None)
+    return weights
 
 
 def _length(program: StepProgram) -> int | None:

@@ -12,12 +12,14 @@ from torch import nn
 
 import meshwright.rank_causality as rank_causality
 from meshwright.compiler.causality import registry
+from meshwright.compiler.causality.rank_reading import RankReading
+from meshwright.compiler.causality.second.opinion import Opinion
 from meshwright.compiler.causality.verdict import Verdict
 from meshwright.compiler.graph import collectives
 from meshwright.compiler.graph.pipeline_program import Compiled
 from meshwright.compiler.passes.pipeline import compile_plan
 from meshwright.compiler.passes.presets import preset
-from meshwright.rank_causality import RankReading, read_ranks
+from meshwright.rank_causality import read_ranks
 from tests.causality.time_cut import (
     AXES,
     PART,
@@ -43,6 +45,11 @@ def reading(program: Compiled) -> RankReading:
     found = read_ranks(program)
     assert found is not None
     return found
+
+
+def second(found: RankReading) -> Opinion:
+    assert found.second is not None
+    return found.second
 
 
 def triangle(write: Writer) -> Any:
@@ -92,6 +99,7 @@ def test_correct_cuts_of_time_are_causal(name: str) -> None:
     assert found.verdict is found.alone is Verdict.CAUSAL
     assert not found.findings
     assert found.outputs == 16 * TIME
+    assert second(found).headline() == "CAUSAL at length 12: position t sees the first position to t"
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -106,6 +114,8 @@ def test_wrong_cuts_of_time_are_told(name: str) -> None:
     assert any("first differs in %" in line for line in told.notes), told.notes
     assert any(node in line for line in told.notes[1:]), told.notes
     assert (found.verdict is Verdict.LEAK) == (code == "E0790")
+    # what sees less leaks nothing
+    assert (second(found).verdict == "CAUSAL") == (code == "E0791")
 
 
 TOLD = {
@@ -123,7 +133,9 @@ def test_faults_of_compiled_programs_are_told(name: str) -> None:
     program = compiled(fault.cell)
     fault.put(program)
     code, node = TOLD[name]
-    told = next(f for f in reading(program).findings if f.code == code)
+    found = reading(program)
+    told = next(f for f in found.findings if f.code == code)
+    assert (found.verdict is Verdict.LEAK) == (second(found).verdict != "CAUSAL")
     assert any("first differs in" in line and node in line for line in told.notes), told.notes
 
 
@@ -142,6 +154,7 @@ def test_correct_plans_are_causal(cell: Cell) -> None:
     found = reading(compiled(cell))
     assert found.verdict is found.alone is Verdict.CAUSAL
     assert not found.findings
+    assert second(found).verdict == "CAUSAL", second(found).headline()
 
 
 @pytest.mark.slow
@@ -149,6 +162,8 @@ def test_correct_plans_are_causal(cell: Cell) -> None:
 def test_every_correct_plan_sees_what_one_device_sees(cell: Cell) -> None:
     found = read_ranks(compiled(cell))
     assert found is None or (not found.findings and found.verdict is found.alone)
+    if found is not None and found.verdict is Verdict.CAUSAL:
+        assert second(found).verdict == "CAUSAL", second(found).headline()
 
 
 def test_a_large_plan_is_read_by_its_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +172,7 @@ def test_a_large_plan_is_read_by_its_miniature(monkeypatch: pytest.MonkeyPatch) 
     found = reading(program)
     assert found.miniature
     assert found.verdict is found.alone is Verdict.CAUSAL
+    assert second(found).verdict == "CAUSAL"
     assert 0 < found.outputs < 16 * TIME
 
 
@@ -165,6 +181,8 @@ def test_an_encoder_leaks_on_ranks_as_on_one_device() -> None:
     assert found.verdict is found.alone is Verdict.LEAK
     assert found.leaks == {"future"}
     assert found.passed
+    assert second(found).verdict == "not shown"
+    assert ": %attention_default = meshwright.attention, sdpa_attention.py:" in second(found).reason
 
 
 def test_images_have_no_positions() -> None:

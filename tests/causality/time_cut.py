@@ -3,6 +3,8 @@ by hand: keys gathered, blocks of keys in a ring, heads exchanged for time; and 
 
 from __future__ import annotations
 
+import operator
+import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -160,6 +162,7 @@ def _second(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
 def _joined(outs: list[torch.Tensor], totals: list[torch.Tensor]) -> torch.Tensor:
     total = torch.logsumexp(torch.stack(totals), 0)
+    total = total.masked_fill(total == float("-inf"), 0.0)  # of a query that no block has a key for
     made = torch.zeros_like(outs[0])
     for out, own in zip(outs, totals, strict=True):
         made = made + out * torch.exp(own - total).unsqueeze(-1)
@@ -169,3 +172,50 @@ def _joined(outs: list[torch.Tensor], totals: list[torch.Tensor]) -> torch.Tenso
 def _next_labels(labels: torch.Tensor, start: int, part: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(labels, [0, 1], value=-100)
     return padded[:, start + 1 : start + 1 + part]
+
+
+def cut_at_random(compiled: Compiled, dice: random.Random) -> None:
+    """Each attention in one of these ways, with a window or without; of most programs offsets, blocks or a mask are
+    wrong."""
+    wrong = dice.random() < 0.6
+
+    def amiss() -> int:
+        return dice.choice([-PART, -3, -1, 0, 0, 0, 1, 3, PART]) if wrong else 0
+
+    for write, node, out in attentions(compiled):
+        shape, way, window = (
+            tuple(annotation(out).shape),
+            dice.choice(["keys", "ring", "heads"]),
+            dice.choice([0, 3, 7]),
+        )
+
+        def attend(write: Writer, node: fx.Node, *given: Any, begins: Any, window: int = window) -> fx.Node:
+            causal = not wrong or dice.random() < 0.8
+            form = [None, None, causal, window, *node.args[7:10], list(node.args[10]), [0, 0, *begins]]
+            return write.call(torch.ops.meshwright.attention.default, *given, *form)
+
+        def start(write: Writer) -> fx.Node:
+            return write.call(operator.add, write.start(), amiss())
+
+        if way == "heads":
+            parts = [write.shard(x, 2) for x in node.args[:3]]
+            shapes = [tuple(annotation(x).shape) for x in node.args[:3]]
+            given = [
+                write.call(collectives.all_to_all, x, 1, 2, "context", TIME, shape=s, cut=1)
+                for x, s in zip(parts, shapes, strict=True)
+            ]
+            heads = write.call(_first, attend(write, node, *given, begins=(amiss(), amiss())), shape=shape, cut=1)
+            mine = write.call(collectives.all_to_all, heads, 2, 1, "context", shape[1], shape=shape, cut=2)
+        elif way == "keys":
+            made = attend(write, node, write.shard(node.args[0], 2), *node.args[1:3], begins=(start(write), amiss()))
+            mine = write.call(_first, made, shape=shape, cut=2)
+        else:
+            part, made = write.shard(node.args[0], 2), []
+            order = dice.sample(range(RANKS), RANKS) if wrong else range(RANKS)
+            for place, block in enumerate(order):
+                first = block * PART
+                pair = [write.call(aten.slice.Tensor, x, 2, first, first + PART, 1) for x in node.args[1:3]]
+                made.append(attend(write, node, part, *pair, begins=(start(write), place * PART + amiss())))
+            outs, totals = ([write.call(of, one) for one in made] for of in (_first, _second))
+            mine = write.call(_joined, outs, totals, shape=shape, cut=2)
+        replace_forward(out, write.gather(mine, 2, shape))

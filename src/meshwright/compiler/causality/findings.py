@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from meshwright.compiler.causality.interpreter import Notes
@@ -63,16 +63,23 @@ def findings_of(judgement: Judgement, flags: Mapping[str, Flag], notes: Notes) -
 
 
 def with_second(judgement: Judgement, second: Opinion) -> Judgement:
-    """The judgement with the second reading beside it: E0793 where that proves what a leak disproves."""
-    against = sorted(judgement.leaks - {"document"})
-    if second.verdict != "CAUSAL" or not against:
-        return replace(judgement, second=second)
-    finding = Diagnostic(
-        "E0793",
-        f"two readings of causality contradict each other: LEAK ({', '.join(against)}) and {second.headline()}",
-        action="this is a fault of Meshwright; please send the model. The leak counts, if it has a witness",
+    """The judgement with the second reading beside it, and E0793 where they contradict each other."""
+    found = contradictions(judgement.leaks - {"document"}, second)
+    return replace(judgement, second=second, findings=(*judgement.findings, *found))
+
+
+def contradictions(leaks: Collection[str], second: Opinion, where: str = "") -> tuple[Diagnostic, ...]:
+    """E0793 where the second reading proves what a leak disproves. ``where``: of what, if not of the model."""
+    if second.verdict != "CAUSAL" or not leaks:
+        return ()
+    said = f"LEAK ({', '.join(sorted(leaks))}) and {second.headline()}"
+    return (
+        Diagnostic(
+            "E0793",
+            f"two readings of causality{where} contradict each other: {said}",
+            action="this is a fault of Meshwright; please send the model. The leak counts, if it has a witness",
+        ),
     )
-    return replace(judgement, second=second, findings=(*judgement.findings, finding))
 
 
 def _static(flag: Flag) -> tuple[str, ...]:

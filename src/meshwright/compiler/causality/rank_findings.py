@@ -39,10 +39,10 @@ def difference_finding(found: Difference) -> Diagnostic:
     subject = "an output depends" if found.output else "a value depends"
     if node is not None:
         made = node.all_input_nodes[0] if node.target is operator.getitem else node
-        notes.append(f"first differs in %{made.name} = {_called(made)}")
+        notes.append(f"first differs in %{made.name} = {called(made)}")
         alone = found.first.alone if found.first is not None else ()
         if alone:
-            shown = ", ".join(f"%{n.name} = {_called(n)}" for n in alone[-TOLD:])
+            shown = ", ".join(f"%{n.name} = {called(n)}" for n in alone[-TOLD:])
             notes.append(f"one device has nothing like what leads there: {shown}")
     if found.kind == "more":
         what, code = f"on its ranks {subject} on {_WHAT[found.later]}, which it does not on one device", "E0790"
@@ -98,7 +98,8 @@ def mended_finding(leaks: Collection[str], why: str = "") -> Diagnostic:
     return Diagnostic("E0795", what, None, "compile again", (note,))
 
 
-def _called(node: fx.Node) -> str:
+def called(node: fx.Node) -> str:
+    """The name of what a node calls."""
     try:
         return function_name(node.target).removesuffix(".default")
     except InternalError:  # a program that was changed may call anything

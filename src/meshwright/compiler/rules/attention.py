@@ -51,11 +51,17 @@ def _contiguous(call: OpCall, at: int) -> frozenset[str]:
 
 
 def _relation(call: OpCall, at: int) -> str:
-    """Which keys (s) one query (t) reads."""
+    """Which keys (s) one query (t) reads, of those that the call is given: parts of them begin at offsets."""
     causal, window = call.args[at], call.args[at + 1]
-    if not window:
-        return "prefix" if causal else "all"
-    return f"[{1 - window},0]" if causal else "suffix" if window == 1 else "all"
+    offsets = call.args[at + 6]
+    if not causal and not window:
+        return "all"
+    if not all(isinstance(offset, int) for offset in offsets):
+        return "all"  # of a program that is not running, whose ranks differ
+    ahead = offsets[2] - offsets[3] if offsets else 0
+    low = str(ahead + 1 - window) if window else "-inf"
+    high = str(ahead) if causal else "inf"
+    return {("-inf", "0"): "prefix", ("0", "inf"): "suffix"}.get((low, high), f"[{low},{high}]")
 
 
 def _flops(call: OpCall, at: int, sizes: dict[str, int], products: int) -> float:

@@ -130,6 +130,9 @@ class Rule:
     aligned: Mapping[str, str] = field(default_factory=dict)
     """Operand factor -> result factor that its relation is told against, where the two are not the
     same factor (a slice shortens the dim; attention reads ``s`` of the keys from ``t`` of the queries)."""
+    moves: Mapping[tuple[int, int], Mapping[int, int]] = field(default_factory=dict)
+    """``(operand, result)`` -> dim -> operand position minus result position, of dims that are told by pieces above
+    and of which one position of the result reads one of the operand, if it is not padding."""
     unread: frozenset[int] = frozenset()
     """Operands of which only the shape counts (``ones_like``): what they owe or hold never matters."""
     local: Local | None = None

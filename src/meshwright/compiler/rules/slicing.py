@@ -130,7 +130,8 @@ def slice_(call: OpCall) -> Rule:
         draft.relations.pop(f"{name}n", None)
         draft.aligned.clear()
         return draft.rule([large, small], [large], linear=(frozenset({0, 1}),), local=local)
-    return draft.rule([large], [small], linear=FIRST, local=local)
+    moves = {(0, 0): {dim: start}} if step == 1 else {}
+    return draft.rule([large], [small], linear=FIRST, local=local, moves=moves)
 
 
 def _turn(draft: Draft) -> None:
@@ -203,7 +204,9 @@ def split(call: OpCall) -> Rule:
         sizes = [piece // step * unit for piece in pieces]
         return LocalCall("aten.split_with_sizes.default", (unchanged.args[0], sizes, dim), {})
 
-    return draft.rule([_replaced(dims, dim, operand)], results, linear=FIRST, local=local)
+    starts = [sum(pieces[:number]) for number in range(len(pieces))]
+    moves = {(0, number): {dim: start} for number, start in enumerate(starts)}
+    return draft.rule([_replaced(dims, dim, operand)], results, linear=FIRST, local=local, moves=moves)
 
 
 @rule("aten.cat", "aten.concat")
@@ -223,15 +226,17 @@ def cat(call: OpCall) -> Rule:
     draft.sizes.pop(name, None)
     result = draft.factors((f"{name}n'", first.shape[dim] // step), (name, step))
     draft.whole.add(f"{name}n'")
-    operands, start = [], 0
+    operands, start, moves = [], 0, {}
     for i, shape in enumerate(shapes):
         part, count = f"{name}n{i}", shape[dim] // step
         operands.append(_replaced(dims, dim, draft.factors((part, count), (name, step))))
         draft.whole.add(part)
         draft.relations[part] = f"[{-start},{-start}]"
         draft.aligned[part] = f"{name}n'"
+        moves[i, 0] = {dim: -start * step}
         start += count
-    return draft.rule(operands, [_replaced(dims, dim, result)], linear=(frozenset(range(len(shapes))),))
+    linear = (frozenset(range(len(shapes))),)
+    return draft.rule(operands, [_replaced(dims, dim, result)], linear=linear, moves=moves)
 
 
 @rule("aten.stack")
@@ -254,6 +259,7 @@ def pad(call: OpCall) -> Rule:
     draft = Draft()
     operand: list[Factors] = []
     result: list[Factors] = []
+    moves: dict[int, int] = {}
     for dim, size in enumerate(shape):
         at = 2 * (len(shape) - 1 - dim)
         before, after = amounts[at : at + 2] if at < len(amounts) else (0, 0)
@@ -262,6 +268,8 @@ def pad(call: OpCall) -> Rule:
         old, new = shift(draft, f"d{dim}", size, before, after)
         operand.append(old)
         result.append(new)
+        if before or after:
+            moves[dim] = -before
 
     def local(call: OpCall, unchanged: LocalCall, shards: Shards) -> LocalCall:
         scaled = []
@@ -271,7 +279,7 @@ def pad(call: OpCall) -> Rule:
         return with_arguments(unchanged, {1: scaled})
 
     linear = FIRST if len(call.args) < 3 or call.args[2] == 0 else ()
-    return draft.rule([tuple(operand)], [tuple(result)], linear=linear, local=local)
+    return draft.rule([tuple(operand)], [tuple(result)], linear=linear, local=local, moves={(0, 0): moves})
 
 
 @rule("aten.roll", "aten.flip", "aten.tril", "aten.triu")

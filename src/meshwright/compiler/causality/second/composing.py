@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.compiler.causality.second.moving import whole_dims
 from meshwright.compiler.causality.second.seen import Along, Band, Seen, Span, moved
 from meshwright.compiler.rules.rule import Dims, Rule
 
@@ -28,7 +29,7 @@ LOW = -1e30
 
 
 @dataclass(frozen=True)
-class _Named:
+class Named:
     """An operand by the factors of the rule."""
 
     seen: Seen
@@ -39,10 +40,17 @@ class _Named:
 
 def compose(rule: Rule, operands: Sequence[Seen], name: str) -> list[Seen | None]:
     """What each result sees."""
+    return [
+        None if rule.results[number] is None else _composed(whole_dims(rule, operands, number), operands, number, name)
+        for number in range(len(rule.results))
+    ]
+
+
+def _composed(rule: Rule, operands: Sequence[Seen], number: int, name: str) -> Seen:
     sizes = finest(rule, operands)
-    named = [_named(seen, dims, rule, sizes) for seen, dims in zip(operands, rule.operands, strict=True)]
-    bands = [b for one in named if (b := _keyed(one.seen.band, one.key_of)) is not None]
-    return [None if dims is None else _result(rule, named, bands, dims, sizes, name) for dims in rule.results]
+    named = [named_by(seen, dims, rule, sizes) for seen, dims in zip(operands, rule.operands, strict=True)]
+    bands = [b for one in named if (b := keyed(one.seen.band, one.key_of)) is not None]
+    return _result(rule, named, bands, rule.results[number] or (), sizes, name)
 
 
 def finest(rule: Rule, operands: Sequence[Seen]) -> dict[str, tuple[int, ...]]:
@@ -72,7 +80,7 @@ def _split(own: Sequence[int], factors: Sequence[str], rule: Rule) -> list[tuple
     return made
 
 
-def _named(seen: Seen, dims: Dims, rule: Rule, sizes: Mapping[str, tuple[int, ...]]) -> _Named:
+def named_by(seen: Seen, dims: Dims, rule: Rule, sizes: Mapping[str, tuple[int, ...]]) -> Named:
     """Find for each part the part of a factor that it is."""
     key_of: dict[int, Key] = {}
     for own, numbers, factors in zip(seen.dims, seen.parts(), dims, strict=True):
@@ -86,10 +94,10 @@ def _named(seen: Seen, dims: Dims, rule: Rule, sizes: Mapping[str, tuple[int, ..
                     key_of[numbers[part]] = (factor, ends.index(end))
                 begin = end
     lost = {part for numbers in seen.parts() for part in numbers if part not in key_of}
-    return _Named(seen, key_of, frozenset(lost))
+    return Named(seen, key_of, frozenset(lost))
 
 
-def _keyed(band: Band | None, key_of: Mapping[int, Key]) -> tuple[Key, Key, Band] | None:
+def keyed(band: Band | None, key_of: Mapping[int, Key]) -> tuple[Key, Key, Band] | None:
     if band is None or band.query not in key_of or band.key not in key_of:
         return None
     return key_of[band.query], key_of[band.key], band
@@ -97,7 +105,7 @@ def _keyed(band: Band | None, key_of: Mapping[int, Key]) -> tuple[Key, Key, Band
 
 def _result(
     rule: Rule,
-    named: Sequence[_Named],
+    named: Sequence[Named],
     bands: Sequence[tuple[Key, Key, Band]],
     dims: Dims,
     sizes: Mapping[str, tuple[int, ...]],
@@ -131,14 +139,14 @@ def _result(
 
 def _along(
     along: Along,
-    one: _Named,
+    one: Named,
     rule: Rule,
     parts: Mapping[Key, int],
     bands: Sequence[tuple[Key, Key, Band]],
     sizes: Mapping[str, tuple[int, ...]],
     name: str,
 ) -> tuple[Along, bool]:
-    made, exact = Along(anywhere=along.anywhere), True
+    made, exact = Along(fixed=along.fixed, anywhere=along.anywhere), True
     for part, span in along.spans.items():
         if part in one.lost or part not in one.key_of:
             return Along(anywhere=True), False
@@ -153,6 +161,8 @@ def _along(
             masked = _masked((factor, j), span, parts, bands, name)
             made = made.with_(*masked) if masked is not None else replace(made, anywhere=True)
             exact = exact and (into is None or name.split(".")[1] in JOINING)
+        elif into is None and alone and (index := _one(relation)) is not None:
+            made, exact = made.union(Along(fixed=moved(span, (index, index)))), False
         elif relation == "data" or into is None or not alone:
             made, exact = replace(made, anywhere=True), False
         elif relation in ("prefix", "suffix"):
@@ -163,15 +173,22 @@ def _along(
     return made, exact
 
 
+def _one(relation: str) -> float | None:
+    """The index that is taken of a dim, if it is one."""
+    low, comma, high = relation.strip("[]").partition(",")
+    return float(low) if comma and low == high else None
+
+
 def _masked(
     key: Key, span: Span, parts: Mapping[Key, int], bands: Sequence[tuple[Key, Key, Band]], name: str
 ) -> tuple[int, Span] | None:
     """Where all positions along a part are joined, but a mask leaves an interval around the query."""
+    attends = name.startswith("meshwright.attention")
     low = any(word in name for word in ("softmax", "logsumexp", "amax"))
     summed = any(word in name for word in ("einsum", "mm", "mv", "sum", "dot", "mean"))
 
     def brings_nothing(value: float) -> bool:
-        return (low and value <= LOW) or (summed and value == 0)
+        return (low and value <= LOW) or (summed and value == 0) or (attends and value == -math.inf)
 
     for query, other, band in bands:
         for one, two, turned in ((query, other, band), (other, query, band.turned())):
@@ -182,68 +199,3 @@ def _masked(
                 continue  # rows of which nothing is left
             return parts[one], moved(span, (found.low, found.high))
     return None
-
-
-@dataclass(frozen=True)
-class Carrier:
-    """Brings what is known of an operand's values to the parts of a result, where elements stay as they are."""
-
-    rule: Rule
-    operands: Sequence[Seen]
-    result: Seen
-    at: int = 0
-    """Which result."""
-    steady: bool = False
-    """Whether an op that joins all of a dim still gives each of its elements a result at its index."""
-
-    def band(self, number: int) -> Band | None:
-        """The mask of an operand."""
-        band = self.operands[number].band
-        keyed = _keyed(band, self._named(number).key_of)
-        if band is None or keyed is None:
-            return None
-        query, key = (self._into(k) for k in keyed[:2])
-        if query is None or key is None:
-            return None
-        by = query[1] - key[1]  # by how much a slice moves one index against the other
-        return replace(band, query=query[0], key=key[0], low=band.low + by, high=band.high + by)
-
-    def line(self, number: int) -> tuple[Mapping[int, int], float] | None:
-        """The line of an operand, where a slice may move it."""
-        line = self.operands[number].line
-        if line is None:
-            return None
-        factors, constant = {}, line[1]
-        key_of = self._named(number).key_of
-        for part, times in line[0].items():
-            into = self._into(key_of[part]) if part in key_of else None
-            if into is None:
-                return None
-            factors[into[0]] = times
-            constant += times * into[1]
-        return factors, constant
-
-    def _named(self, number: int) -> _Named:
-        sizes = finest(self.rule, self.operands)
-        return _named(self.operands[number], self.rule.operands[number], self.rule, sizes)
-
-    def _into(self, key: Key) -> tuple[int, int] | None:
-        """The part of the result, and by how much its indices are moved."""
-        factor, j = key
-        relation, target = self.rule.relations.get(factor, "pointwise"), self.rule.aligned.get(factor, factor)
-        part = self._parts().get((target, j))
-        if part is None or (relation == "pointwise" and target != factor):
-            return None
-        if relation == "pointwise" or (self.steady and relation == "all" and target == factor):
-            return part, 0
-        low, comma, high = relation.strip("[]").partition(",")
-        return (part, int(low)) if comma and low == high else None
-
-    def _parts(self) -> dict[Key, int]:
-        dims = self.rule.results[self.at]
-        sizes = finest(self.rule, self.operands)
-        found: dict[Key, int] = {}
-        for numbers, factors in zip(self.result.parts(), dims or (), strict=True):
-            keys = [(f, j) for f in factors for j, n in enumerate(sizes.get(f, (self.rule.sizes[f],))) if n > 1]
-            found.update(zip(keys, numbers, strict=True))
-        return found

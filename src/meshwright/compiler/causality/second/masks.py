@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.compiler.causality.second.composing import LOW, Carrier
+from meshwright.compiler.causality.second.carrying import Carrier
+from meshwright.compiler.causality.second.composing import LOW
 from meshwright.compiler.causality.second.seen import Band, Seen
 
 Line = tuple[Mapping[int, int], float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from meshwright.compiler.causality.outputs import token_outputs
 from meshwright.compiler.causality.reading import READS, Plainly
 from meshwright.compiler.causality.relation import plainly
 from meshwright.compiler.causality.running import asking
+from meshwright.compiler.causality.second.knowledge import Knowledge
 from meshwright.compiler.causality.second.reader import READ, Reader
 from meshwright.compiler.causality.second.seen import SAME, Along, Seen, Span, blank
 
@@ -84,20 +85,25 @@ def _alike(opinions: Iterable[Opinion]) -> Opinion:
 def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int], grad: bool) -> Opinion:
     if feed.segments is not None:
         return Opinion("not shown", reason="documents are told by the batch")
-    reader = Reader(weights)
+    known = Knowledge(set(weights))
     values = [leaf.value.clone() for leaf in feed.leaves]
     values = asking(values) if grad else values
     for leaf, value in zip(feed.leaves, values, strict=True):
         if leaf.role is not Role.GIVEN:
-            reader.know(value, _given(feed, leaf.role, value))
-    with plainly(grad), _Reads(reader), reader:
+            known.know(value, _given(feed, leaf.role, value))
+    with plainly(grad), _Reads(known), Reader(known):
         outputs = token_outputs(call_with(function, feed.filled(values)), feed)
-    found = [_seen(reader, output.value, output.offset, feed) for output in outputs]
+    found = [_seen(known, output.value, output.offset, feed) for output in outputs]
     given = any(leaf.role is Role.GIVEN and leaf.value.dim() > 1 for leaf in feed.leaves)
-    if reader.finite and (reader.others or given):
+    return worst_of(found, known, given)
+
+
+def worst_of(found: Sequence[Opinion], known: Knowledge, given: bool) -> Opinion:
+    """What is said of all outputs. ``given``: whether the batch has tensors that may be masks."""
+    if known.finite and (known.others or given):
         return Opinion("not shown", reason="rows may be masked entirely, by finite numbers")
-    if reader.stopped:
-        return Opinion("not shown", reason=reader.stopped)
+    if known.stopped:
+        return Opinion("not shown", reason=known.stopped)
     if not found:
         return Opinion("not shown", reason="no output has the rows and positions of the input")
     order = ("CAUSAL", "not shown", "LEAK")
@@ -110,15 +116,15 @@ def _at(function: Callable[..., Any], feed: Feed, weights: frozenset[int], grad:
 class _Reads(Plainly):
     """Stops a reading where the user's own code reads values off tensors."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, knowledge: Knowledge) -> None:
         super().__init__()
-        self.reader = reader
+        self.knowledge = knowledge
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in READS and any(isinstance(a, Tensor) and self.reader.seen(a).depends for a in args[:2]):
-            self.reader.stopped = self.reader.stopped or READ
+        if function in READS and any(isinstance(a, Tensor) and self.knowledge.seen(a).depends for a in args[:2]):
+            self.knowledge.stop(READ)
         return super().__torch_function__(function, types, args, kwargs)
 
 
@@ -136,20 +142,22 @@ def _given(feed: Feed, role: Role, value: Tensor) -> Seen:
     return Seen(made.dims, along[0], along[1])
 
 
-def _seen(reader: Reader, value: Tensor, offset: int, feed: Feed) -> Opinion:
+def _seen(known: Knowledge, value: Tensor, offset: int, feed: Feed) -> Opinion:
     """Of one output."""
-    seen = reader.seen(value)
+    seen = known.seen(value)
     if not seen.depends:
         return Opinion("CAUSAL", SAME)
     parts = seen.parts()
     time = parts[feed.time_dim]
-    own = seen.time.spans.get(time[0]) if len(time) == 1 else None
-    span: Span = own or SAME
-    if seen.time.anywhere or any(part not in time for part in seen.time.spans) or (own is None and seen.time.spans):
+    length = value.shape[feed.time_dim]
+    span = (seen.time.within(time[0], 0, length) if len(time) == 1 else None) or SAME
+    if len(time) != 1 and seen.time:
         span = (-math.inf, math.inf)
     span = (span[0] + offset, span[1] + offset)
     rows = parts[feed.batch_dim] if feed.batch_dim is not None else []
-    apart = not seen.row.anywhere and all(p in rows and s == SAME for p, s in seen.row.spans.items())
+    apart = not (seen.row.anywhere or seen.row.fixed) and all(
+        p in rows and s == SAME for p, s in seen.row.spans.items()
+    )
     if span[1] <= 0 and apart:
         return Opinion("CAUSAL", span)
     reason = "" if apart else "rows are joined"

@@ -34,19 +34,30 @@ class Along:
 
     spans: Mapping[int, Span] = field(default_factory=dict)
     """By part."""
+    fixed: Span | None = None
+    """On tokens of these numbers all elements may depend: those of a dim of which one index was taken."""
     anywhere: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.spans) or self.anywhere
+        return bool(self.spans) or self.fixed is not None or self.anywhere
 
     def with_(self, part: int, span: Span) -> Along:
         return replace(self, spans={**self.spans, part: joined(self.spans.get(part), span) or span})
 
     def union(self, other: Along) -> Along:
-        made = replace(self, anywhere=self.anywhere or other.anywhere)
+        made = replace(self, fixed=joined(self.fixed, other.fixed), anywhere=self.anywhere or other.anywhere)
         for part, span in other.spans.items():
             made = made.with_(part, span)
         return made
+
+    def within(self, part: int | None, start: int, size: int) -> Span | None:
+        """How far the tokens are from an element of which ``part`` counts them, from the number ``start`` on, and that
+        has ``size`` of them; None: it depends on none."""
+        if self.anywhere or any(other != part for other in self.spans):
+            return -math.inf, math.inf
+        moving = None if part is None or part not in self.spans else moved(self.spans[part], (-start, -start))
+        still = None if self.fixed is None else (self.fixed[0] - (start + size - 1), self.fixed[1] - start)
+        return joined(moving, still)
 
 
 @dataclass(frozen=True)
