@@ -220,7 +220,7 @@ def chance(seed: int) -> Iterator[None]:
 
 
 def _seed_torch(seed: int) -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it without types
         torch.manual_seed(seed)
     else:  # torch.manual_seed would write down the stack of its caller each time, for when CUDA begins
         torch.default_generator.manual_seed(seed)
