@@ -248,3 +248,27 @@ def test_sorted_experts_over_data_ranks_see_what_one_device_sees(experts: type[n
     assert not found.findings
     assert found.verdict is found.alone
     assert found.verdict in (Verdict.CAUSAL, Verdict.ASSUMPTION)
+
+
+class NextNumber(nn.Module):
+    """Foretells the next number of a row; no cross entropy, so that losses are read, and each of them has a label."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = shift
+        self.line = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen = self.line(x.roll(self.shift, 1))
+        return (seen[:, :-1] - labels[:, 1:]).square().mean()
+
+
+@pytest.mark.parametrize(("shift", "leaks"), [(0, set()), (-1, {"future"})])
+def test_where_losses_are_read_labels_are_left_out(shift: int, leaks: set[str]) -> None:
+    torch.manual_seed(0)
+    batches = [{name: torch.randn(4, 6, WIDTH) for name in ("x", "labels")}]
+    program = Case(NextNumber(shift), batches).program
+    found = reading(compile_plan(program, preset("fsdp=2", program, 2)))
+    assert not found.findings
+    assert found.leaks == leaks
+    assert (found.verdict, found.alone) == ((Verdict.LEAK,) * 2 if leaks else (Verdict.CAUSAL,) * 2)

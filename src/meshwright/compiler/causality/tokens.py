@@ -32,7 +32,7 @@ class Numbering:
     spare: int = 20
     """Bits for ops without a rule."""
     targets: frozenset[str] = field(default_factory=frozenset)
-    """Those of the tensors that the loss alone reads: labels."""
+    """Labels, where losses are read: each loss may see any of them, and what else it sees is asked."""
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -87,9 +87,9 @@ class Numbering:
 
     def forbidden(self, kind: str, row: int, time: int) -> Tensor:
         """``[bits]``: what the output at a position must not see, of later tokens of its row (``future``) or of other
-        rows (``batch``). Labels are seen by no output, since none is given them."""
+        rows (``batch``). Labels count only where outputs are logits, which are given none."""
         made = torch.zeros(self.width // 2 * BITS, dtype=torch.bool)
-        for name in (*self.names, *self.whole):
+        for name in (n for n in (*self.names, *self.whole) if n not in self.targets):
             bits = self.bits(name)
             if kind == "future" and name in self.names and row in self.told:
                 made[bits[row, time + 1 :]] = True
