@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from meshwright.compiler.diagnostics import MeshwrightError, error, nearest
+from meshwright.compiler.diagnostics import Diagnostic, DiagnosticWarning, MeshwrightError, error, nearest
 from meshwright.compiler.graph.pipeline_program import copies_of
-from meshwright.compiler.graph.program import Value
+from meshwright.compiler.graph.program import MASTER_COPY, Value
+from meshwright.compiler.numerics.casts import HALVES
 from meshwright.runtime.checkpoint_folder import (
     Record,
     checksum,
@@ -101,6 +102,7 @@ def _match(shards: Shards, metadata: Metadata, folder: Path, state: bool) -> dic
     aliases = {p.name: p.aliases for p in shards.rank_program.program.parameters}
     copies = copies_of(shards.rank_program)
     names: dict[Value, str] = {}
+    begun: list[str] = []
     for value, place in shards.held().items():
         if value.kind == "state" and not state:
             continue
@@ -108,11 +110,46 @@ def _match(shards: Shards, metadata: Metadata, folder: Path, state: bool) -> dic
         owner, _, entry = name.partition("/")
         candidates = [name, *("/".join(filter(None, (a, entry))) for a in aliases.get(owner, ()))]
         found = next((f"{value.kind}/{c}" for c in candidates if f"{value.kind}/{c}" in stored), None)
+        if found is None and value.kind == "state" and value.name not in shards.rank_program.program.state_init:
+            candidates = [owner, *aliases.get(owner, ())]
+            found = next((f"parameter/{c}" for c in candidates if f"parameter/{c}" in stored), None)
+            begun.append(value.name)
         if found is None:
             raise _lacking(value, folder, list(stored))
         _check_shape(value, place, stored[found], folder)
         names[value] = found
+    if begun:
+        _tell_begun(begun, folder)
+    if state:
+        _tell_dropped(shards, stored, folder)
     return names
+
+
+def _tell_begun(begun: list[str], folder: Path) -> None:
+    message = f"the checkpoint '{folder}' has no master weights ('{begun[0]}'): {len(begun)} begin as its weights"
+    action = "nothing, if it was written without them; what was rounded away before is not there any more"
+    warnings.warn(DiagnosticWarning(Diagnostic("W0786", message, action=action)), stacklevel=4)
+
+
+def _tell_dropped(shards: Shards, stored: Mapping[str, object], folder: Path) -> None:
+    """Warn of master weights of a checkpoint that the program keeps in no fp32: they go on as their rounded weights."""
+    program = shards.rank_program.program
+    kept = {f"state/{name}" for name in program.state}
+    halves = {name for p in program.parameters if p.spec.dtype in HALVES for name in (p.name, *p.aliases)}
+    dropped = [n for n in stored if n not in kept and n.startswith("state/") and _master_of(n) in halves]
+    if dropped:
+        name = dropped[0].partition("/")[2]
+        message = (
+            f"the checkpoint '{folder}' has master weights in fp32 ('{name}', of {len(dropped)}), which this plan "
+            "does not keep: training goes on from the rounded weights"
+        )
+        action = 'write numerics = "safe" in the plan to go on from the master weights'
+        warnings.warn(DiagnosticWarning(Diagnostic("W0787", message, action=action)), stacklevel=4)
+
+
+def _master_of(name: str) -> str | None:
+    owner, _, entry = name.partition("/")[2].rpartition("/")
+    return owner if entry == MASTER_COPY else None
 
 
 def _lacking(value: Value, folder: Path, stored: list[str]) -> MeshwrightError:

@@ -20,7 +20,7 @@ from meshwright.compiler.graph.pipeline_program import Compiled, copies_of
 from meshwright.compiler.graph.program import Parameter, TensorSpec, Value
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.plan import PIPE
-from meshwright.runtime.holdings import Holdings, held
+from meshwright.runtime.holdings import Held, Holdings, held
 from meshwright.runtime.host_memory import HostTensor, host_tensors
 from meshwright.runtime.layout import Coordinates, take_shard
 from meshwright.runtime.step_executor import RankCommunicator
@@ -51,6 +51,7 @@ def materialize(
     aliases = {p.name: p.aliases for p in program.parameters}
     aliases |= {copy: aliases[name] for copy, name in copies.items()}
     result = [Holdings(state=_first_state(rank_program, torch.device(device), at)) for at in ranks]
+    begin = _begin_as_weights(rank_program)
     for value, place in held(rank_program).items():
         if value.kind == "state" or not (together or any(place.on(coordinates) for coordinates in ranks)):
             continue
@@ -58,6 +59,10 @@ def materialize(
         whole = _whole(weights, named, aliases.get(value.name, ()), place.spec)
         if digests is not None:
             digests[value.name] = checksum(whole)
+        for name, lies in begin.get(value.name, ()):
+            for holdings, coordinates in zip(result, ranks, strict=True):
+                if name in holdings.state:
+                    holdings.state[name].copy_(take_shard(whole, lies.sharding, rank_program.mesh, coordinates))
         for holdings, coordinates in zip(result, ranks, strict=True):
             if not place.on(coordinates):
                 continue
@@ -68,6 +73,15 @@ def materialize(
             shard = take_shard(whole, place.sharding, rank_program.mesh, coordinates)
             mine[value.name] = shard.to(device)
     return result
+
+
+def _begin_as_weights(rank_program: Compiled) -> dict[str, list[tuple[str, Held]]]:
+    """The optimizer state that begins as its parameter (master copies), by that parameter, and how it lies."""
+    found: dict[str, list[tuple[str, Held]]] = {}
+    for value, place in held(rank_program).items():
+        if value.kind == "state" and value.name not in rank_program.program.state_init:
+            found.setdefault(value.name.rpartition("/")[0], []).append((value.name, place))
+    return found
 
 
 def _first_state(rank_program: Compiled, device: torch.device, at: Coordinates) -> dict[str, Tensor]:

@@ -33,6 +33,10 @@ Kind = Literal[
 ]
 
 
+MASTER_COPY = "master"
+"""The entry of a parameter's optimizer state that is its copy in fp32."""
+
+
 @dataclass(frozen=True)
 class Value:
     """What an input or output of a graph is."""
@@ -132,7 +136,8 @@ class StepProgram:
     state: dict[str, TensorSpec]
     """Optimizer state by ``<parameter>/<entry>``."""
     state_init: dict[str, float]
-    """The value that fills each state tensor before the first step (0 for AdamW's moments)."""
+    """The value that fills each state tensor before the first step (0 for AdamW's moments). State that is not here
+    begins as its parameter (a master copy)."""
     scalars: dict[str, float]
     """The scalars the host feeds and their values at capture (``0/lr``)."""
     constants: dict[str, torch.Tensor]

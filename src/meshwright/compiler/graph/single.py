@@ -29,12 +29,19 @@ class StepResult:
     prologue: dict[str, Tensor] = field(default_factory=dict)
 
 
-def initial_state(program: StepProgram, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The optimizer state before the first step."""
-    return {
-        name: torch.full(spec.shape, program.state_init[name], dtype=spec.dtype, device=device)
-        for name, spec in program.state.items()
-    }
+def initial_state(
+    program: StepProgram, device: torch.device | str = "cpu", parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The optimizer state before the first step. ``parameters`` are needed where some of it begins as they are."""
+    found = {}
+    for name, spec in program.state.items():
+        fill = program.state_init.get(name)
+        if fill is None:
+            owner = (parameters or {})[name.rpartition("/")[0]]
+            found[name] = owner.detach().to(device=device, dtype=spec.dtype, copy=True)
+        else:
+            found[name] = torch.full(spec.shape, fill, dtype=spec.dtype, device=device)
+    return found
 
 
 def run_graph(graph: Graph, values: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
@@ -67,7 +74,7 @@ def run_single(
     ``scalars`` override the values at capture. Nothing is changed in place.
     """
     device = next(iter(batch.values())).device
-    known = initial_state(program, device) if state is None else dict(state)
+    known = initial_state(program, device, parameters) if state is None else dict(state)
     values: dict[Value, Tensor] = {Value("key", "key"): torch.tensor([seed, step], device=device)}
     values.update({Value("parameter", n): t.detach() for n, t in parameters.items()})
     values.update({Value("buffer", n): t for n, t in buffers.items()})

@@ -13,7 +13,7 @@ from torch import fx
 from meshwright.compiler.diagnostics import Origin
 from meshwright.compiler.graph.adapter import OpOverload, overload_name
 from meshwright.compiler.graph.dtypes import short_name
-from meshwright.compiler.graph.program import StepProgram, TensorSpec, Value
+from meshwright.compiler.graph.program import MASTER_COPY, StepProgram, TensorSpec, Value
 from meshwright.compiler.numerics.casts import HALVES, dtype_of, half, is_cast
 from meshwright.compiler.numerics.error_model import UNIT, one_rounding, stops_growing
 from meshwright.compiler.numerics.finding import Finding
@@ -33,7 +33,7 @@ def findings_of_state(looked: Looked, step: StepProgram, single: bool) -> Iterat
     for value, node in looked.outputs.items():
         if value.kind == "loss":
             yield from _of_loss(looked, node, step.loss_as_written if single else None)
-        elif value.kind == "parameter" and half(node):
+        elif value.kind == "parameter" and half(node) and f"{value.name}/{MASTER_COPY}" not in step.state:
             yield from (
                 replace(f, origin=_owner(looked, value.name)) for f in _of_weight(looked, value, node, step, second)
             )
