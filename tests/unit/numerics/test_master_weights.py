@@ -124,7 +124,7 @@ def _by_torch(written: StepProgram, make: Callable[[nn.Module], torch.optim.Opti
 
 @pytest.mark.parametrize("plan", ["ddp=2", "zero1=2", "fsdp=2", "tp=2", "pp=2,micro=2"])
 def test_a_partitioned_step_keeps_the_same_masters(plan: str) -> None:
-    """With momentum, whose updates are as exact as the gradients: Adam's divide gradients that are near 0 by themselves."""
+    """With momentum: its updates are as exact as the gradients. Adam divides gradients near 0 by themselves."""
     written = step_of(momentum)
     compiled = compile_plan(written, preset(plan + ",numerics=safe", written))
     assert not [f for f in findings(compiled) if f.code == "E0726"]
