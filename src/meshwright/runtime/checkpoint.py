@@ -110,7 +110,7 @@ def _match(shards: Shards, metadata: Metadata, folder: Path, state: bool) -> dic
         owner, _, entry = name.partition("/")
         candidates = [name, *("/".join(filter(None, (a, entry))) for a in aliases.get(owner, ()))]
         found = next((f"{value.kind}/{c}" for c in candidates if f"{value.kind}/{c}" in stored), None)
-        if found is None and value.kind == "state" and value.name not in shards.rank_program.program.state_init:
+        if found is None and value.kind == "state" and entry == MASTER_COPY:
             candidates = [owner, *aliases.get(owner, ())]
             found = next((f"parameter/{c}" for c in candidates if f"parameter/{c}" in stored), None)
             begun.append(value.name)
