@@ -82,6 +82,7 @@ def test_what_is_settled(name: str) -> None:
         assert -math.inf < said.span[0] < said.span[1] == 0
 
 
+@pytest.mark.slow
 def test_a_large_part_is_settled() -> None:
     """The share that the page of the checker tells."""
     settled = 0

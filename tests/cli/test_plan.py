@@ -135,7 +135,9 @@ DEEP = SMALL.replace(ONCE, LAYERS).replace("model small", MLP + "model small")
 """The same with four layers in place of one."""
 
 
-@pytest.mark.parametrize(("named", "pattern"), [("mlp", "layers.*.mlp"), ("layers", "layers.*")])
+@pytest.mark.parametrize(
+    ("named", "pattern"), [pytest.param("mlp", "layers.*.mlp", marks=pytest.mark.slow), ("layers", "layers.*")]
+)
 def test_what_the_parallel_section_recomputes(named: str, pattern: str, tmp_path: Path) -> None:
     path = tmp_path / "pinned.mw"
     path.write_text(DEEP + f"\nparallel\n    recompute {named}\n", encoding="utf-8")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from meshwright.compiler.train_settings import DataSettings
 from meshwright.job import described
 
@@ -50,6 +52,7 @@ def test_as_one_of_too_many_ranks(built: Path) -> None:
     assert "error[E0601]" in failed.stderr
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves_is_not_mixed_with_another(small: Path, tmp_path: Path) -> None:
     folder, corpus = tmp_path / "small", tmp_path / "corpus.bin"
     corpus.write_bytes(bytes(range(32)) * 40)

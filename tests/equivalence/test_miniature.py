@@ -121,7 +121,7 @@ def test_a_fault_of_the_compiler_shows_in_it(monkeypatch: pytest.MonkeyPatch) ->
         compile_plan(small.program, small.plan)
 
 
-@pytest.mark.parametrize("model", ["Llama", "BERT", "ViT", "T5"])
+@pytest.mark.parametrize("model", ["Llama", *(pytest.param(m, marks=pytest.mark.slow) for m in ("BERT", "ViT")), "T5"])
 def test_models_of_others(model: str) -> None:
     program = captured(Task(model, Variant(dropout=0.1)))
     with warnings.catch_warnings():

@@ -35,7 +35,22 @@ def truth() -> Trained:
     return eager(case())
 
 
-@pytest.mark.parametrize("words", COMBINED, ids=lambda words: ",".join(filter(None, words)))
+QUICK = [words for number, words in enumerate(COMBINED) if number % 5 in (0, 2)]
+"""Of these every way of each."""
+
+
+def test_the_quick_ones_have_each_way() -> None:
+    for here, every in zip(zip(*QUICK, strict=True), (PIPE, DATA, TENSOR, OTHERS), strict=True):
+        assert set(here) == set(every)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=",".join(filter(None, words)), marks=() if words in QUICK else pytest.mark.slow)
+        for words in COMBINED
+    ],
+)
 def test_together_as_on_one_device(words: tuple[str, ...]) -> None:
     ranks = 2 * (2 if words[1] else 1) * (2 if words[2] else 1)
     cluster = cluster_of(case(), ",".join(filter(None, words)), ranks, 2)

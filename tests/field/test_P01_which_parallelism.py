@@ -6,6 +6,8 @@ forces an axis is said with numbers.
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.compiler.search.candidate import Candidate
 from meshwright.compiler.search.explain import reasons, runner_up
 from meshwright.compiler.search.pin_text import parse_pins
@@ -29,6 +31,7 @@ def test_a_1b_model_on_four_gpus_is_replicated() -> None:
     assert told.differences.by_cause["exposed over tensor"] > 0
 
 
+@pytest.mark.slow
 def test_a_1b_model_on_one_node_needs_no_tensor_parallelism() -> None:
     found = planned("1B", 64, "h100x8")
     assert best(found).size("tensor") == 1
@@ -50,6 +53,7 @@ def test_70b_under_a_small_batch_is_not_full_sharding_alone() -> None:
     assert second is None or second.candidate != one
 
 
+@pytest.mark.slow
 def test_70b_with_samples_enough_is_full_sharding_alone() -> None:
     found = planned("70B", 64, "h200x64")  # a sample and its layers' results need 3 GiB more than an H100 has
     assert best(found).size("tensor") == 1 and best(found).storage == 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from meshwright.compiler.cluster.cluster import Cluster, Tier
 from meshwright.compiler.cluster.presets import preset
 from meshwright.compiler.search.candidate import Candidate
@@ -46,6 +48,7 @@ def test_with_fast_links_between_nodes_it_is_another_plan() -> None:
     assert found.best.seconds < on_slow.best.seconds
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_never_crosses_the_slow_link() -> None:
     found = planned("8B", 16, two_nodes())
     assert found.best is not None

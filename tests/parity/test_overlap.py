@@ -61,13 +61,13 @@ def made(task: Task, text: str, **changes: Any) -> Plan:
         pytest.param("fsdp=2,tp=2,sp", 1, 2, marks=pytest.mark.slow),
         ("fsdp=2,tp=2,sp", 2, 1),
         ("ddp=2,fsdp=2", 1, 1),
-        ("ddp=2,fsdp=2", 2, 1),
+        pytest.param("ddp=2,fsdp=2", 2, 1, marks=pytest.mark.slow),
         ("zero2=4", 2, 1),
         ("zero1=4", 1, 1),
-        ("zero1=2,tp=2", 2, 1),
+        pytest.param("zero1=2,tp=2", 2, 1, marks=pytest.mark.slow),
         pytest.param("ddp=2,tp=2", 1, 1, marks=pytest.mark.slow),
         ("ddp=4", 1, 1),
-        ("ddp=4", 2, 1),
+        pytest.param("ddp=4", 2, 1, marks=pytest.mark.slow),
         ("tp=4", 1, 1),
     ],
 )
@@ -88,14 +88,14 @@ def test_the_same_numbers_with_dropout_and_tied_weights(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "text"),
-    [("SGD", "zero2=4"), pytest.param("Muon", "zero1=4", marks=pytest.mark.slow), ("Muon", "fsdp=4")],
+    [("SGD", "zero2=4"), *(pytest.param("Muon", text, marks=pytest.mark.slow) for text in ("zero1=4", "fsdp=4"))],
 )
 def test_the_same_numbers_with_other_optimizers(optimizer: str, text: str) -> None:
     task = Task("Llama", optimizer=optimizer, clip=None)
     check(task, made(task, text), captured(task))
 
 
-@pytest.mark.parametrize("text", ["fsdp=4", "ddp=4"])
+@pytest.mark.parametrize("text", ["fsdp=4", pytest.param("ddp=4", marks=pytest.mark.slow)])
 def test_the_same_numbers_in_mixed_precision(text: str) -> None:
     precision = Precision("bf16", "fp32", "fp32")
     first = examples(LLAMA)[0]

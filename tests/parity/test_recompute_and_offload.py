@@ -63,7 +63,10 @@ def mixtures(kind: str) -> list[Example]:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("mixtral", "fsdp=4,recompute"), ("qwen3_moe", "fsdp=4,recompute=2,offload")],
+    [
+        pytest.param("mixtral", "fsdp=4,recompute", marks=pytest.mark.slow),
+        ("qwen3_moe", "fsdp=4,recompute=2,offload"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*no rule for")
 def test_tokens_go_to_the_same_experts(kind: str, words: str) -> None:

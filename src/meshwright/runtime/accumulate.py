@@ -8,6 +8,7 @@ Any other is the same for every microbatch (a buffer, read by all as it was when
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,16 @@ from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.mesh import MICRO, Mesh, Sharding
 from meshwright.runtime.layout import reduce_in_order
 from meshwright.runtime.microbatch import join_microbatches
+
+
+class Product(NamedTuple):
+    """An output that is still two matrices."""
+
+    left: Tensor
+    right: Tensor
+
+    def made(self) -> Tensor:
+        return self.left.mm(self.right)
 
 
 class Accumulator:
@@ -38,8 +49,14 @@ class Accumulator:
         """Whether the total is made of all microbatches."""
         return self.collects or self.reduction is not None
 
-    def add(self, value: Tensor, taken: Taken, microbatch: int) -> None:
+    def add(self, value: Tensor | Product, taken: Taken, microbatch: int) -> None:
         """Take over ``value``, unless its memory is ``taken``: then a copy of it."""
+        if isinstance(value, Product):
+            total = self._value
+            if total is not None and self.reduction == "sum" and total.dtype == value.left.dtype:
+                total.addmm_(value.left, value.right)
+                return
+            value = value.made()
         if self.collects:
             self._parts[microbatch] = _own(value, taken)
         elif self.reduction is None:

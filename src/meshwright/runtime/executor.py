@@ -10,7 +10,7 @@ from torch import Tensor
 from meshwright.compiler.diagnostics import InternalError
 from meshwright.compiler.graph.program import Value
 from meshwright.compiler.graph.rank_program import RankProgram
-from meshwright.runtime.accumulate import AllTaken, Taken
+from meshwright.runtime.accumulate import AllTaken, Product, Taken
 from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings, input_dtype
 from meshwright.runtime.inplace import update_in_place
@@ -43,7 +43,7 @@ class Executor(StepExecutor):
         # a value of a microbatch that waits may lie in the memory of what it has given already
         taken = AllTaken() if self._rounds else Taken()
 
-        def put(at: int, value: Tensor) -> None:
+        def put(at: int, value: Tensor | Product) -> None:
             accumulators[graph.signature.outputs[at]].add(value, taken, communicator.microbatch)
 
         def inputs_of(microbatch: int) -> list[Tensor]:

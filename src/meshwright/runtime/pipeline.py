@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Unpack
 
 import torch
@@ -18,7 +19,7 @@ from meshwright.compiler.plan import PIPE
 from meshwright.compiler.schedules.instructions import Compute, Exchange, Wait
 from meshwright.compiler.schedules.lower import UPDATE
 from meshwright.compiler.schedules.table import Action, parse_rows
-from meshwright.runtime.accumulate import Accumulator, AllTaken, Taken
+from meshwright.runtime.accumulate import Accumulator, AllTaken, Product, Taken
 from meshwright.runtime.deposit import runnable, taking
 from meshwright.runtime.holdings import Holdings
 from meshwright.runtime.mail import Mail, Parcel
@@ -55,6 +56,8 @@ class PipelineExecutor(StepExecutor):
                     self._openings[number, kind] = opening
                 self._modules[number, kind] = module if opening is None else opening.module
         self._program = rank_program.programs[self._pipe]
+        # said of every instruction of every step, and dear to put into words
+        self._doing = [f"at instruction {number} ({one})" for number, one in enumerate(self._program)]
         self._actions = {
             i.name: parse_rows(i.name)[0][0] for i in self._program if isinstance(i, Compute) and i.name != UPDATE
         }
@@ -116,8 +119,8 @@ class _Passes:
         executor = self.executor
         self.prologue = executor._prologue(self.feed, self.key)
         self.taken.whole(t.value for t in self.prologue.values())
-        for number, instruction in enumerate(executor._program):
-            executor.communicator.doing = f"at instruction {number} ({instruction})"
+        for doing, instruction in zip(executor._doing, executor._program, strict=True):
+            executor.communicator.doing = doing
             if isinstance(instruction, Exchange):
                 self._begin(instruction)
             elif isinstance(instruction, Wait):
@@ -170,7 +173,7 @@ class _Passes:
             self.ran.add((stage, kind))
             self.taken.whole(t for v, t in zip(graph.signature.inputs, inputs, strict=True) if v.kind != "value")
 
-        def put(at: int, value: Tensor) -> None:
+        def put(at: int, value: Tensor | Product) -> None:
             self._add(graph, graph.signature.outputs[at], value, microbatch)
 
         with taking(put):
@@ -198,7 +201,7 @@ class _Passes:
         for microbatch in microbatches:
             self.met[stage, kind, microbatch] = [each[microbatch] for each in results]
 
-    def _add(self, graph: LocalGraph, value: Value, output: Tensor, microbatch: int) -> None:
+    def _add(self, graph: LocalGraph, value: Value, output: Tensor | Product, microbatch: int) -> None:
         if value not in self.accumulators:
             self.accumulators[value] = self.executor._accumulator(value, graph.outputs[value])
         self.accumulators[value].add(output, self.taken, microbatch)
@@ -224,6 +227,7 @@ class _Passes:
             self.room.release(microbatch)
 
 
+@cache
 def _action(value: str) -> Action:
     ((action,),) = parse_rows(value)[0]
     return action

@@ -132,6 +132,7 @@ def test_kinds_of_repetition(case: str) -> None:
     assert_same(folded.program, step_of(*shallow), blocks=case in ("experts", "encoder and decoder"))
 
 
+@pytest.mark.slow
 def test_kinds_that_alternate_are_folded_kind_by_kind() -> None:
     folded = fold(captured(deep_models.gemma3(9, "ssf")))
     assert [g.kept for g in folded.groups] == [
@@ -243,7 +244,12 @@ def test_layers_of_other_parameter_groups_are_other_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "deep", "shallow"), [("GPT-2", 4, 2), ("T5", 5, 3), pytest.param("Whisper", 4, 2, marks=pytest.mark.slow)]
+    ("name", "deep", "shallow"),
+    [
+        ("GPT-2", 4, 2),
+        pytest.param("T5", 5, 3, marks=pytest.mark.slow),
+        pytest.param("Whisper", 4, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_folded_step_computes_what_the_shallow_model_does(name: str, deep: int, shallow: int) -> None:
     """Loss, gradient norm, every gradient and every updated weight, sums of gradients over layers included."""
@@ -284,7 +290,7 @@ def work(program: StepProgram, plan: Plan, repeats: Mapping[str, int]) -> Counte
     return found
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+@pytest.mark.parametrize("name", ["GPT-2", pytest.param("Llama", marks=pytest.mark.slow)])
 def test_the_work_of_the_whole_step_is_that_of_the_folded_one_times_its_repeats(name: str) -> None:
     whole = step_of(name, 5, MIXED)
     folded = fold(whole)

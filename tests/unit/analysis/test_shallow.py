@@ -249,7 +249,8 @@ def by_first_layers_and_whole() -> tuple[Folded, Folded]:
     return quick, fold(capture(model, given, optimizer, clip=1.0))
 
 
-@pytest.mark.parametrize("every", [*(pytest.param(every, marks=pytest.mark.slow) for every in (2, 3)), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [2, 3, 7])
 def test_plans_are_priced_as_from_the_whole_capture(every: int) -> None:
     quick, whole = by_first_layers_and_whole()
     assert quick.absent and not whole.absent

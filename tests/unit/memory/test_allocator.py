@@ -19,7 +19,7 @@ PLANS = ["ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tp=2", "tp=2,sp", "fsdp=2,mic
 
 
 @pytest.mark.parametrize("text", PLANS)
-@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+@pytest.mark.parametrize("name", [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama"])
 def test_the_peak_of_every_graph(name: str, text: str) -> None:
     rank_program = compile_step(program(name), preset(text, program(name)))
     summary = summarize(rank_program)
@@ -49,7 +49,7 @@ def test_what_a_plan_may_say_besides(what: str, changes: dict[str, object], text
 
 
 @pytest.mark.parametrize("text", ["fsdp=2", "ddp=2,micro=4"])
-@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+@pytest.mark.parametrize("name", [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama"])
 def test_mixed_precision(name: str, text: str) -> None:
     """Products in bfloat16 are laid out anew within the kernels of some CPUs; that is not predicted."""
     mixed = program(name, 0.0, MIXED)

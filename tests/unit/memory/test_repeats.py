@@ -76,7 +76,9 @@ PLANS = ["ddp=2", "zero1=2", "fsdp=2", "tp=2,sp", "ddp=2,micro=4", "fsdp=2,tp=2,
 
 
 @pytest.mark.parametrize("text", PLANS)
-@pytest.mark.parametrize("name", [pytest.param("GPT-2", marks=pytest.mark.slow), "Llama", "gpt.mw"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT-2", "Llama")), "gpt.mw"]
+)
 def test_two_layers_stand_for_six(name: str, text: str) -> None:
     deep, folded = summaries(name, text)
     assert folded.held == deep.held
@@ -98,7 +100,7 @@ def test_two_layers_stand_for_six(name: str, text: str) -> None:
     assert (found.at.graph, found.at.phase) == (all_of_it.at.graph, all_of_it.at.phase)
 
 
-@pytest.mark.parametrize("save", ["nothing", "matmuls"])
+@pytest.mark.parametrize("save", [pytest.param("nothing", marks=pytest.mark.slow), "matmuls"])
 @pytest.mark.parametrize("text", ["fsdp=2", "tp=2,sp,micro=2"])
 def test_recomputed_layers(text: str, save: str) -> None:
     deep, folded = summaries("GPT-2", text, recompute=(Recompute("**", save),))  # type: ignore[arg-type]  # a Save

@@ -36,14 +36,21 @@ def same(a: meshwright.Step, b: meshwright.Step, tolerance: float) -> None:
         torch.testing.assert_close(b.full_state_dict()[name], value, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("plan", ["fsdp", "zero1", "ddp", "fsdp,micro=2,prefetch"])
+@pytest.mark.parametrize(
+    "plan",
+    ["fsdp", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("zero1", "ddp")), "fsdp,micro=2,prefetch"],
+)
 def test_training_is_the_same_bit_for_bit(plan: str) -> None:
     same(trained(plan, 2), trained(f"{plan},offload", 2), 0.0)
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(("fsdp,offload", 2), ("ddp", 1)), (("ddp", 1), ("fsdp,offload", 4)), (("zero2,offload", 2), ("fsdp,offload", 4))],
+    [
+        pytest.param(("fsdp,offload", 2), ("ddp", 1), marks=pytest.mark.slow),
+        pytest.param(("ddp", 1), ("fsdp,offload", 4), marks=pytest.mark.slow),
+        (("zero2,offload", 2), ("fsdp,offload", 4)),
+    ],
 )
 def test_a_checkpoint_goes_on_elsewhere(
     first: tuple[str, int], second: tuple[str, int], tmp_path: Path

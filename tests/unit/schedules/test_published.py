@@ -30,7 +30,14 @@ def test_all_rows_are_read() -> None:
     assert sum(row.throughput is not None for row in ROWS) == 48
 
 
-@pytest.mark.parametrize("which", CELLS, ids=lambda which: f"{which[0]}-{which[2]}")
+BY_CELL = pytest.mark.parametrize(
+    "which",
+    [pytest.param(c, id=f"{c[0]}-{c[2]}", marks=pytest.mark.slow if c[2] > 100 else ()) for c in CELLS],
+)
+"""Those of few microbatches are quick."""
+
+
+@BY_CELL
 def test_bubble_rates_are_within_two_points(which: tuple[str, int, int]) -> None:
     found = cell(which)
     assert len(found) == 6
@@ -41,7 +48,7 @@ def test_bubble_rates_are_within_two_points(which: tuple[str, int, int]) -> None
             assert one.bubble == pytest.approx(one.row.bubble, abs=0.0001), one.row.id
 
 
-@pytest.mark.parametrize("which", CELLS, ids=lambda which: f"{which[0]}-{which[2]}")
+@BY_CELL
 def test_throughput_between_two_schedules_is_within_five_percent(which: tuple[str, int, int]) -> None:
     pairs = apart(cell(which))
     assert len(pairs) == 12

@@ -21,7 +21,12 @@ from tests.field.test_batch_norm import classifier
 from tests.field.test_N15_contrastive_loss import case as contrastive
 from tests.unit.separability.models import Capacity, Deep, RootOfMean, case, coupled
 
-GLOBAL = [("ddp=2,micro=2", 2), ("fsdp=2,micro=4,prefetch", 2), ("fsdp=2,tp=2,micro=2", 4), ("ddp=1,micro=8", 1)]
+GLOBAL = [
+    ("ddp=2,micro=2", 2),
+    pytest.param("fsdp=2,micro=4,prefetch", 2, marks=pytest.mark.slow),
+    ("fsdp=2,tp=2,micro=2", 4),
+    pytest.param("ddp=1,micro=8", 1, marks=pytest.mark.slow),
+]
 
 
 def far(one: Case, plan: str, ranks: int, truth: Case) -> float:

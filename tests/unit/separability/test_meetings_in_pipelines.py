@@ -68,7 +68,7 @@ SLOW = [
     "pp=4,ddp=2,micro=4,schedule=gpipe",
     "pp=2,ddp=2,fsdp=2,micro=2,schedule=gpipe,selective",
 ]
-QUICK = {"balance": FAST}
+QUICK = {"balance": FAST[:3]}
 """By model, what is not slow; of the others one."""
 CASES = [
     pytest.param(model, plan, marks=[] if plan in QUICK.get(model, FAST[3:4]) else [pytest.mark.slow])

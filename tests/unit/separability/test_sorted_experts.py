@@ -125,7 +125,10 @@ class Rows(nn.Module):
         return made.reshape(x.shape)
 
 
-@pytest.mark.parametrize("model", [*KEPT, *DROPPED])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(m, marks=pytest.mark.slow if number % 2 else ()) for number, m in enumerate((*KEPT, *DROPPED))],
+)
 def test_the_checker_of_causality_says_the_same(model: type[nn.Module]) -> None:
     """It looks at the values of a run, element by element, and knows nothing of how the step is written anew."""
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ def loads(summary: RankSummary, cluster: Cluster) -> dict[str, float]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), graphs(), st.integers(1, 4), st.sampled_from([0.0, 2e-6, 5e-4]))
 def test_time_is_between_the_busiest_resource_and_the_sum_of_all(
     micro: GraphSummary, update: GraphSummary, microbatches: int, launch: float

@@ -73,11 +73,15 @@ def _matmul(equation: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _outer(equation: str, x: Tensor, y: Tensor) -> Tensor:
-    return torch.mm(x.reshape(-1, x.shape[-1]).t(), y.reshape(-1, y.shape[-1]))
+    return torch.mm(*_matrices(x, y))
 
 
 def _outer_swapped(equation: str, x: Tensor, y: Tensor) -> Tensor:
-    return torch.mm(y.reshape(-1, y.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+    return torch.mm(*_matrices(y, x))
+
+
+def _matrices(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.reshape(-1, x.shape[-1]).t(), y.reshape(-1, y.shape[-1])
 
 
 def _general(equation: str, x: Tensor, y: Tensor) -> Tensor:
@@ -97,6 +101,16 @@ def written(equation: str) -> Callable[[str, Tensor, Tensor], Tensor]:
     """The function that computes the equation, of operands that are known to fit: what the op does, without its
     dispatch and checks, which cost as much as a small product."""
     return _FORMS[kernel_form(equation)]
+
+
+def is_outer(equation: str) -> bool:
+    """Whether the equation is that of a weight's gradient, a product of two matrices."""
+    return kernel_form(equation) in ("outer", "outer_swapped")
+
+
+def factors(equation: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of such an equation, the two matrices whose product it is, of operands that are known to fit."""
+    return _matrices(x, y) if kernel_form(equation) == "outer" else _matrices(y, x)
 
 
 def _einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
