@@ -14,6 +14,7 @@ from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finishing
+from meshwright.compiler.passes.master_weights import as_policy
 from meshwright.compiler.passes.pipeline import compile_pipeline
 from meshwright.compiler.passes.recompute import recompute
 from meshwright.compiler.passes.untie import original, untie
@@ -43,6 +44,7 @@ def bisect(
     ``compiled``: what came out, to be checked at last. ``numbers``: where relations find nothing or cannot tell, run
     the ranks; for small steps.
     """
+    program = as_policy(program, plan.numerics)
     meaning = meaning_of(program)
     for name, finding in _after_each(program, plan, meaning, numbers):
         if finding is not None:

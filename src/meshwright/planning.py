@@ -22,10 +22,11 @@ from meshwright.compiler.diagnostics import Diagnostic, MeshwrightError, error
 from meshwright.compiler.graph.program import StepProgram
 from meshwright.compiler.passes.declared import meaning_of
 from meshwright.compiler.passes.facts import program_facts
+from meshwright.compiler.passes.master_weights import as_policy
 from meshwright.compiler.passes.realise import Realiser
 from meshwright.compiler.passes.separability import check_fits, couplings
 from meshwright.compiler.passes.separability.findings import called
-from meshwright.compiler.plan import Declaration, Plan, Precision
+from meshwright.compiler.plan import Declaration, Numerics, Plan, Precision
 from meshwright.compiler.prediction import Execution, Prediction
 from meshwright.compiler.prediction_text import predicted_of
 from meshwright.compiler.search.candidate import Candidate
@@ -154,8 +155,10 @@ def plan_folded(
     count = cluster.ranks if ranks is None else ranks
     began = time.perf_counter()
     limits = limits or Limits()
+    source = folded.source or folded.program
     if not folded.absent:  # else modules may be named that were left out of the step
-        check_fits(folded.source or folded.program, limits.pins.separability or ())
+        check_fits(source, limits.pins.separability or ())
+    folded = _as_policy(folded, limits.pins.numerics)
     facts = _coupled(program_facts(folded, precision), folded.program, limits.pins.separability or ())
     pricer = Pricer(folded, precision, cluster, execution or Execution(), limits.pins, limits.reserve)
     found = search(facts, cluster, count, limits, pricer)
@@ -165,7 +168,6 @@ def plan_folded(
         raise MeshwrightError(replace(fault, notes=(*fault.notes, *(d.message for d in told_of))))
     best = found.best
     told = tuple(reasons(found))
-    source = folded.source or folded.program
     pipeline = pricer.pipelined(best.candidate).pipeline if best.candidate.pipe > 1 else None
     realiser = Realiser(source, precision, facts.blocks, folded.names(), limits.pins)
     made = realiser.plan(best.candidate, pipeline, pricer.recomputed(best.candidate))
@@ -185,6 +187,12 @@ def plan_folded(
     return Planned(
         made, best.prediction, best.candidate, told, tuple(others), cluster, found, seconds, warnings=tuple(told_of)
     )
+
+
+def _as_policy(folded: Folded, numerics: Numerics | None) -> Folded:
+    """What is priced, with the master weights that a pinned policy keeps; the plan is of the step as it was given."""
+    source = None if folded.source is None else as_policy(folded.source, numerics)
+    return replace(folded, program=as_policy(folded.program, numerics), source=source)
 
 
 def _coupled(facts: ProgramFacts, program: StepProgram, declared: Sequence[Declaration]) -> ProgramFacts:

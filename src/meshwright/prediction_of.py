@@ -15,6 +15,7 @@ from meshwright.compiler.graph.rank_program import RankProgram
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step
 from meshwright.compiler.passes.facts import labels, repeated_blocks
+from meshwright.compiler.passes.master_weights import as_policy
 from meshwright.compiler.passes.pipeline import check_stages
 from meshwright.compiler.passes.stages import block_order
 from meshwright.compiler.passes.treated import treatments
@@ -41,7 +42,7 @@ def predict(
     Raises MeshwrightError E03xx where the plan cannot be followed, E0470 if it is for another number of ranks.
     """
     check_ranks(plan.mesh, cluster)
-    rank_program = compile_step(program, plan)
+    rank_program = compile_step(as_policy(program, plan.numerics), plan)
     return predict_rank_program(rank_program, cluster, repeats=repeats, execution=execution, spans=spans)
 
 
@@ -74,6 +75,7 @@ def predict_step(
     check_ranks(plan.mesh, cluster)
     if plan.prefetch > DEEPEST and plan.pipeline is None:
         return predict(program, plan, cluster, execution=execution, spans=spans)
+    program = as_policy(program, plan.numerics)
     saves = treatments(program.micro, plan.recompute)
     places = turns(repeated_blocks(labels(program)), plan.recompute)
     alike = {block: (places.get(block), cuts) for block, cuts in _cuts(program, plan).items()}

@@ -80,8 +80,8 @@ def load(shards: Shards, place: str | Path, *, state: bool = True) -> Record:
     """Read a checkpoint into the shards, in place, whatever mesh wrote it. All ranks call it together.
 
     ``place`` is a checkpoint's folder, or the folder of checkpoints, of which the latest is taken. Without ``state``
-    the optimizer state stays as it is. Raises MeshwrightError: E0620 if there is none, E0621 if it is
-    broken, E0622 if it does not fit the program.
+    the optimizer state stays as it is, but for master copies, which begin as the weights that are read. Raises
+    MeshwrightError: E0620 if there is none, E0621 if it is broken, E0622 if it does not fit the program.
     """
     folder = find(place)
     record = read_record(folder)
@@ -104,16 +104,17 @@ def _match(shards: Shards, metadata: Metadata, folder: Path, state: bool) -> dic
     names: dict[Value, str] = {}
     begun: list[str] = []
     for value, place in shards.held().items():
-        if value.kind == "state" and not state:
+        copied = value.kind == "state" and shards.rank_program.program.begins_as_its_parameter(value.name)
+        if value.kind == "state" and not state and not copied:
             continue
         name = copies.get(value.name, value.name)
         owner, _, entry = name.partition("/")
         candidates = [name, *("/".join(filter(None, (a, entry))) for a in aliases.get(owner, ()))]
         found = next((f"{value.kind}/{c}" for c in candidates if f"{value.kind}/{c}" in stored), None)
-        if found is None and value.kind == "state" and entry == MASTER_COPY:
+        if copied and (found is None or not state):
             candidates = [owner, *aliases.get(owner, ())]
             found = next((f"parameter/{c}" for c in candidates if f"parameter/{c}" in stored), None)
-            begun.append(value.name)
+            begun += [value.name] if state else []
         if found is None:
             raise _lacking(value, folder, list(stored))
         _check_shape(value, place, stored[found], folder)

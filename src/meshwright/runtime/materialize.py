@@ -79,7 +79,7 @@ def _begin_as_weights(rank_program: Compiled) -> dict[str, list[tuple[str, Held]
     """The optimizer state that begins as its parameter (master copies), by that parameter, and how it lies."""
     found: dict[str, list[tuple[str, Held]]] = {}
     for value, place in held(rank_program).items():
-        if value.kind == "state" and value.name not in rank_program.program.state_init:
+        if value.kind == "state" and rank_program.program.begins_as_its_parameter(value.name):
             found.setdefault(value.name.rpartition("/")[0], []).append((value.name, place))
     return found
 

@@ -34,7 +34,7 @@ Kind = Literal[
 
 
 MASTER_COPY = "master"
-"""The entry of a parameter's optimizer state that is its copy in fp32."""
+"""The entry of a parameter's optimizer state that is its copy in fp32. Only what begins as its parameter is one."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,11 @@ class StepProgram:
     """A hash of parameters' names, shapes, dtypes and of the graphs; plans are checked against it."""
     loss_as_written: torch.dtype | None = None
     """The dtype in which torch alone computes the loss, if no precision was asked for: cross entropies are widened."""
+
+    def begins_as_its_parameter(self, state: str) -> bool:
+        """Whether this optimizer state is a copy of its parameter (a master copy), and so without a value of its own
+        before the first step."""
+        return state in self.state and state not in self.state_init
 
     def parameter(self, name: str) -> Parameter:
         """The logical parameter of that name or alias. Raises KeyError."""

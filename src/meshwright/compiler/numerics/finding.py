@@ -29,14 +29,14 @@ REWRITES = {
     "fp32": "take the sum in fp32",
     "all-to-all": "send the addends as they are and add them in fp32 (an all-to-all)",
     "main gradients": "add gradients up in fp32",
-    "master weights": "keep the weights in fp32",
+    "master weights": "keep the weights in fp32, or a master copy of them",
     "move cast": "round after the sum",
     "divide after": "divide after the sum, in fp32",
     "fp32 state": "keep it in fp32",
     "scale": "scale the loss, so that what does not fit is seen and skipped",
 }
 """What can be done, by name."""
-BY_PASS = ("fp32", "all-to-all", "main gradients", "move cast", "divide after")
+BY_PASS = ("fp32", "all-to-all", "main gradients", "move cast", "divide after", "master weights")
 """What ``numerics = "safe"`` does by itself."""
 IN_A_PLAN = 'write numerics = "safe" in the plan'
 WITHOUT_A_PLAN = "compile with numerics=safe (--plan fsdp=4,numerics=safe, say)"

@@ -21,7 +21,8 @@ from meshwright.compiler.numerics.looked import Looked
 
 MASTER = (
     'keep the weights in fp32: precision "bf16 compute, fp32 weights", as the key "precision" of what the factory '
-    "returns, as --precision of compile and plan, or as the argument precision of meshwright.parallelize"
+    "returns, as --precision of compile and plan, or as the argument precision of meshwright.parallelize; or keep a "
+    'master copy of them: numerics = "safe" in the plan'
 )
 WIDE_STATE = "keep it in fp32: optimizers keep state in the dtype of their weights"
 
@@ -33,7 +34,9 @@ def findings_of_state(looked: Looked, step: StepProgram, single: bool) -> Iterat
     for value, node in looked.outputs.items():
         if value.kind == "loss":
             yield from _of_loss(looked, node, step.loss_as_written if single else None)
-        elif value.kind == "parameter" and half(node) and f"{value.name}/{MASTER_COPY}" not in step.state:
+        elif (
+            value.kind == "parameter" and half(node) and not step.begins_as_its_parameter(f"{value.name}/{MASTER_COPY}")
+        ):
             yield from (
                 replace(f, origin=_owner(looked, value.name)) for f in _of_weight(looked, value, node, step, second)
             )

@@ -24,8 +24,15 @@ from meshwright.compiler.graph.program import (
 )
 from meshwright.compiler.numerics import findings
 from meshwright.compiler.numerics.casts import CAST, HALVES
+from meshwright.compiler.plan import Numerics
 
 WIDE = torch.float32
+
+
+def as_policy(program: StepProgram, numerics: Numerics | None) -> StepProgram:
+    """The step as it runs under a policy: with master weights where ``safe`` keeps them, else itself. What is compiled,
+    priced or counted goes through here; a step that has been through it stays as it is."""
+    return with_master_weights(program, losing_weights(program)) if numerics == "safe" else program
 
 
 def losing_weights(program: StepProgram) -> frozenset[str]:
@@ -36,6 +43,8 @@ def losing_weights(program: StepProgram) -> frozenset[str]:
         value.name
         for value, node in made.items()
         if value.kind == "parameter" and isinstance(node, fx.Node) and node.name in nodes
+        # an optimizer that has an entry of that name keeps a copy of its own
+        if f"{value.name}/{MASTER_COPY}" not in program.state
     )
 
 

@@ -16,7 +16,7 @@ from meshwright.compiler.graph.rank_program import LocalGraph, RankProgram
 from meshwright.compiler.graph.stage_messages import rank_programs, waiting_of
 from meshwright.compiler.mesh import Mesh
 from meshwright.compiler.passes.compile import compile_step, finished
-from meshwright.compiler.passes.master_weights import losing_weights, with_master_weights
+from meshwright.compiler.passes.master_weights import as_policy
 from meshwright.compiler.passes.meeting_rounds import cut_at_meetings, meet_once
 from meshwright.compiler.passes.pieces import ORDER, Piece, split
 from meshwright.compiler.passes.stages import assign, block_order
@@ -39,8 +39,7 @@ def compile_plan(program: StepProgram, plan: Plan, *, verify: bool = True) -> Co
     With ``verify``, all of it is related to the step for one device at last (E0740 to E0743).
     Raises MeshwrightError (E03xx, E05xx) where the plan cannot be followed.
     """
-    if plan.numerics == "safe":
-        program = with_master_weights(program, losing_weights(program))
+    program = as_policy(program, plan.numerics)
     if plan.pipeline is None and PIPE not in plan.mesh.names:
         compiled: Compiled = compile_step(program, plan, verify=verify)
         verify_end(compiled)
