@@ -150,7 +150,7 @@ class StepProgram:
     def begins_as_its_parameter(self, state: str) -> bool:
         """Whether this optimizer state is a copy of its parameter (a master copy), and so without a value of its own
         before the first step."""
-        return state in self.state and state not in self.state_init
+        return state in self.state and state not in self.state_init and state.rpartition("/")[2] == MASTER_COPY
 
     def parameter(self, name: str) -> Parameter:
         """The logical parameter of that name or alias. Raises KeyError."""
