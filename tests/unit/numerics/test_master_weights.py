@@ -265,3 +265,25 @@ def test_an_artefact_keeps_them(tmp_path: Path) -> None:
     assert any(name.endswith("/master") for name in first.full_state())
     for name, tensor in first.full_state().items():
         assert torch.equal(second.full_state()[name], tensor)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_gradients_that_come_in_fp32_stay_so(clip: float | None) -> None:
+    """They are rounded to the dtype of a weight for an optimizer in that dtype alone."""
+    model = Net()
+    written = capture(model, {"x": batch()}, adamw(model), None, clip, precision=Precision("bf16", "bf16", "fp32"))
+    names = losing_weights(written)
+    assert names == set(weights())
+    compiled = compile_plan(written, preset("fsdp=2,micro=2,numerics=safe", written))
+    cluster = VirtualCluster(compiled, from_module(Net()), keep_gradients=True)
+    wide = rounded_net()
+    optimizer = adamw(wide)
+    for _ in range(STEPS):
+        cluster.step({"x": batch()})
+        for name, p in wide.named_parameters():
+            p.grad = cluster.full_gradients()[name].float()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(wide.parameters(), clip)
+        optimizer.step()
+        for name, p in wide.named_parameters():
+            assert torch.allclose(cluster.full_state()[f"{name}/master"], p, rtol=1e-6, atol=1e-8), name

@@ -7,6 +7,7 @@ fp32; the weight is the rounded copy. The new state lies as the optimizer state 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -88,6 +89,7 @@ def _update(graph: Graph, names: frozenset[str]) -> Graph:
     for value, node in inputs.items():
         if value.kind == "gradient" and value.name in names:
             _read_wide(node, last)
+    _round_no_more(made.graph, graph.signature.outputs, names)
     (output,) = made.graph.find_nodes(op="output")
     results = list(output.args[0])
     for index, value in enumerate(graph.signature.outputs):
@@ -108,6 +110,21 @@ def _update(graph: Graph, names: frozenset[str]) -> Graph:
         if v.kind == "parameter" and v.name in names
     )
     return Graph(made, Signature((*graph.signature.inputs, *states), (*graph.signature.outputs, *kept)))
+
+
+def _round_no_more(graph: fx.Graph, outputs: Sequence[Value], names: frozenset[str]) -> None:
+    """Leave out what rounds gradients, clipped ones say, for the optimizer's arithmetic of these weights alone."""
+    (output,) = graph.find_nodes(op="output")
+    reach: dict[fx.Node, set[str]] = {node: set() for node in graph.nodes}
+    for value, node in zip(outputs, output.args[0], strict=True):
+        if isinstance(node, fx.Node):
+            owner = value.name.rpartition("/")[0] if value.kind == "state" else value.name
+            reach[node].add(owner if value.kind in ("state", "parameter") else "")
+    for node in reversed(graph.nodes):
+        reach[node].update(*(reach[user] for user in node.users if user is not output))
+    for node in graph.find_nodes(op="call_function", target=CAST):
+        if node.kwargs.get("dtype") in HALVES and reach[node] and reach[node] <= names:
+            node.kwargs = {"dtype": WIDE}
 
 
 def _read_wide(gradient: fx.Node, after: fx.Node) -> None:
