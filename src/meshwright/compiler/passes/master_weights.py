@@ -123,8 +123,19 @@ def _round_no_more(graph: fx.Graph, outputs: Sequence[Value], names: frozenset[s
     for node in reversed(graph.nodes):
         reach[node].update(*(reach[user] for user in node.users if user is not output))
     for node in graph.find_nodes(op="call_function", target=CAST):
-        if node.kwargs.get("dtype") in HALVES and reach[node] and reach[node] <= names:
+        if node.kwargs.get("dtype") not in HALVES:
+            continue
+        if reach[node] and reach[node] <= names:
             node.kwargs = {"dtype": WIDE}
+            continue
+        # one that weights without a copy read too (the factor that clips, say) stays as it is for those
+        own = [user for user in node.users if user is not output and reach[user] and reach[user] <= names]
+        if own:
+            with graph.inserting_after(node):
+                wide = graph.call_function(CAST, node.args, {"dtype": WIDE})
+            wide.meta = {"meshwright": replace(annotation(node), dtype=WIDE)}
+            for user in own:
+                user.replace_input_with(node, wide)
 
 
 def _read_wide(gradient: fx.Node, after: fx.Node) -> None:
