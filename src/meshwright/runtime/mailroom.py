@@ -62,9 +62,10 @@ class Mailroom:
         """The values of another rank's pass that this one reads."""
         return self._coming[self._way(action.microbatch), (action.stage, action.kind)]
 
-    def readers(self, name: str, microbatch: int) -> int:
-        """How many read a value: passes of this rank, and ranks that it is sent to."""
-        return self._readers[self._way(microbatch)][name]
+    def readers(self, stage: int, name: str, microbatch: int) -> int:
+        """How many read a value that a stage makes: passes of this rank, and ranks that it is sent to. What several
+        stages need and is as easily made as sent has the same name in each."""
+        return self._readers[self._way(microbatch)][stage, name]
 
     def buffers(self, action: Action) -> list[Tensor]:
         """For what comes of a pass; they are lent until the microbatch is released."""
@@ -115,11 +116,12 @@ class Mailroom:
         for number in _stages(self._program, way, self._pipe):
             yield from self._program.stages[number].passes.values()
 
-    def _count(self, way: Way) -> Counter[str]:
-        found = Counter(v.name for graph in self._passes(way) for v in graph.signature.inputs if v.kind == "value")
-        mine = set(_stages(self._program, way, self._pipe))
+    def _count(self, way: Way) -> Counter[tuple[int, str]]:
+        mine = _stages(self._program, way, self._pipe)
+        takes = (self._program.stages[number].takes for number in mine)
+        found = Counter((made_in, name) for each in takes for (_, name), (made_in, _) in each.items())
         leaving = ((origin, names) for (one, origin, _), names in self._leaving.items() if one == way)
-        found.update(name for origin, names in leaving if origin[0] in mine for name in names)
+        found.update((origin[0], name) for origin, names in leaving if origin[0] in mine for name in names)
         return found
 
 

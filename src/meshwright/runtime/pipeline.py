@@ -47,9 +47,16 @@ class PipelineExecutor(StepExecutor):
         self.mail = mail
         self._pipe = communicator.coordinate(PIPE)
         self._modules: dict[tuple[int, str], fx.GraphModule] = {}
+        self._graphs: dict[tuple[int, str], tuple[LocalGraph, Mapping[str, int]]] = {}
+        """By stage and pass: the graph, and by value that comes in, the stage that makes it."""
         self._openings: dict[tuple[int, str], Opening] = {}
         for number in rank_program.held_by(self._pipe):
+            takes = rank_program.stages[number].takes
             for kind, graph in rank_program.stages[number].passes.items():
+                self._graphs[number, kind] = (
+                    graph,
+                    {name: made[0] for (into, name), made in takes.items() if into == kind},
+                )
                 module = runnable(graph, deposits=self.microbatches > 1)
                 opening = opening_of(module)
                 if opening is not None:
@@ -103,10 +110,10 @@ class _Passes:
     def __init__(self, executor: PipelineExecutor, feed: Feed, key: Tensor) -> None:
         self.executor, self.feed, self.key = executor, feed, key
         self.room = executor._room
-        self.values: dict[tuple[int, str], Tensor] = {}
-        """By microbatch and name: what passes have made and others, or other ranks, will still read."""
-        self.left: dict[int, Counter[str]] = {}
-        """By microbatch and name: how many readers are left."""
+        self.values: dict[tuple[int, int, str], Tensor] = {}
+        """By microbatch, stage that made it, and name: what passes have made and others, or other ranks, will still read."""
+        self.left: dict[int, Counter[tuple[int, str]]] = {}
+        """By microbatch, stage that made it, and name: how many readers are left."""
         # what a microbatch that waits in a round reads may lie in the memory of a gradient that it has given already
         self.taken = AllTaken() if executor._openings else Taken()
         self.taken.whole(t for _, t in executor.holdings.items())
@@ -130,7 +137,7 @@ class _Passes:
                     for one in action.passes:
                         self._pass(one.stage, one.kind, one.microbatch)
         if self.values:
-            raise InternalError(f"values that nothing has read: {sorted({name for _, name in self.values})}")
+            raise InternalError(f"values that nothing has read: {sorted({name for *_, name in self.values})}")
         executor.communicator.microbatch = 0
         executor.communicator.doing = "putting together what both directions have made"
         put_together(executor.rank_program, executor._pipe, self.accumulators, executor.mail, self.room)
@@ -142,7 +149,7 @@ class _Passes:
             action = _action(transfer.value)
             if transfer.sends:
                 names = self.room.leaving(action, transfer.peer)
-                tensors = [self.values[action.microbatch, n].contiguous() for n in names]
+                tensors = [self.values[action.microbatch, action.stage, n].contiguous() for n in names]
                 sends.append(Parcel(self.room.rank_of(transfer.peer), transfer.value, tensors))
             else:
                 tensors = self.room.buffers(action)
@@ -156,19 +163,19 @@ class _Passes:
         for parcel, came in self.room.wait(value):
             if came:
                 for name, tensor in zip(self.room.coming(action), parcel.tensors, strict=True):
-                    self._keep(action.microbatch, name, tensor)
+                    self._keep(action.microbatch, action.stage, name, tensor)
             else:
                 for name in self.room.leaving(action, self.room.pipe_of(parcel.rank)):
-                    self._read(action.microbatch, name)
+                    self._read(action.microbatch, action.stage, name)
 
     def _pass(self, stage: int, kind: str, microbatch: int) -> None:
         executor = self.executor
-        graph = executor.rank_program.stages[stage].passes[kind]
+        graph, takes = self.executor._graphs[stage, kind]
         opening = executor._openings.get((stage, kind))
         if opening is not None and (stage, kind) not in self.ran:
-            self._meet(stage, kind, graph, opening)
+            self._meet(stage, kind, opening)
         executor.communicator.microbatch = microbatch
-        inputs = [self._input(v, graph, microbatch) for v in graph.signature.inputs]
+        inputs = [self._input(v, graph, takes, microbatch) for v in graph.signature.inputs]
         if (stage, kind) not in self.ran:
             self.ran.add((stage, kind))
             self.taken.whole(t for v, t in zip(graph.signature.inputs, inputs, strict=True) if v.kind != "value")
@@ -179,24 +186,26 @@ class _Passes:
         with taking(put):
             outputs = executor._modules[stage, kind](*inputs, *self.met.pop((stage, kind, microbatch), ()))
         del inputs
-        for value in graph.signature.inputs:
-            if value.kind == "value":
-                self._read(microbatch, value.name)
+        # kept before what it may be a view of is read: else the microbatch could seem to have nothing here any more
         for value, output in zip(graph.signature.outputs, outputs, strict=True):
             if value.kind == "value":
-                self._keep(microbatch, value.name, output)
+                self._keep(microbatch, stage, value.name, output)
             elif output is not None:  # else it was deposited
                 self._add(graph, value, output, microbatch)
+        for value in graph.signature.inputs:
+            if value.kind == "value":
+                self._read(microbatch, takes[value.name], value.name)
 
-    def _meet(self, stage: int, kind: str, graph: LocalGraph, opening: Opening) -> None:
+    def _meet(self, stage: int, kind: str, opening: Opening) -> None:
         """Add up or join what all microbatches have come with, before the first of them goes on."""
         communicator, microbatches = self.executor.communicator, range(self.executor.microbatches)
+        graph, takes = self.executor._graphs[stage, kind]
         results: list[list[Tensor]] = []
         for node, operand in zip(opening.meetings, opening.operands, strict=True):
             parts = []
             for microbatch in microbatches:
                 communicator.microbatch = microbatch
-                parts.append(self._input(graph.signature.inputs[operand], graph, microbatch))
+                parts.append(self._input(graph.signature.inputs[operand], graph, takes, microbatch))
             results.append(met(node, parts, communicator))
         for microbatch in microbatches:
             self.met[stage, kind, microbatch] = [each[microbatch] for each in results]
@@ -206,23 +215,24 @@ class _Passes:
             self.accumulators[value] = self.executor._accumulator(value, graph.outputs[value])
         self.accumulators[value].add(output, self.taken, microbatch)
 
-    def _input(self, value: Value, graph: LocalGraph, microbatch: int) -> Tensor:
+    def _input(self, value: Value, graph: LocalGraph, takes: Mapping[str, int], microbatch: int) -> Tensor:
         if value.kind == "value":
-            return self.values[microbatch, value.name]
+            return self.values[microbatch, takes[value.name], value.name]
         return self.executor._micro_input(value, graph.inputs[value], self.feed, self.prologue, self.key)
 
-    def _keep(self, microbatch: int, name: str, tensor: Tensor) -> None:
-        if readers := self.room.readers(name, microbatch):
-            self.values[microbatch, name] = tensor
-            self.left.setdefault(microbatch, Counter())[name] = readers
+    def _keep(self, microbatch: int, stage: int, name: str, tensor: Tensor) -> None:
+        """``stage``: the one that made it."""
+        if readers := self.room.readers(stage, name, microbatch):
+            self.values[microbatch, stage, name] = tensor
+            self.left.setdefault(microbatch, Counter())[stage, name] = readers
 
-    def _read(self, microbatch: int, name: str) -> None:
+    def _read(self, microbatch: int, stage: int, name: str) -> None:
         """One reader is done. Buffers of messages are used again when a microbatch has nothing here any more, since
         what is kept may be a view of them."""
         left = self.left[microbatch]
-        left[name] -= 1
-        if not left[name]:
-            del left[name], self.values[microbatch, name]
+        left[stage, name] -= 1
+        if not left[stage, name]:
+            del left[stage, name], self.values[microbatch, stage, name]
         if not left:
             self.room.release(microbatch)
 

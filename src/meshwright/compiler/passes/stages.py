@@ -40,8 +40,8 @@ class Assigned:
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By parameter, the stages that read it."""
     again: set[fx.Node] = field(default_factory=set)
-    """What is made of weights alone (casts, gathers): every pass makes it for itself, for to keep it would be to hold
-    the weights once more for every microbatch on its way."""
+    """What every pass makes for itself: what is made of weights alone (casts, gathers), for to keep it would be to hold
+    the weights once more for every microbatch on its way; and numbers that are no tensors (where a shard begins)."""
 
 
 def block_order(graph: fx.Graph) -> list[str]:
@@ -178,7 +178,7 @@ def _late(graph: fx.Graph, stage: dict[fx.Node, int], stage_of: Mapping[str, int
 
 
 def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What is computed from the batch alone, or from weights alone; and the latter apart."""
+    """What is computed from the batch alone, or from weights alone; and apart what each pass makes for itself."""
     weights: dict[fx.Node, bool] = {}
     free: set[fx.Node] = set()
     for node in graph.nodes:
@@ -192,7 +192,8 @@ def _free(graph: fx.Graph, roles: Mapping[fx.Node, Value]) -> tuple[set[fx.Node]
             if len(kinds) < 2:
                 free.add(node)
                 weights[node] = kinds == {True}
-    return free, {node for node, alone in weights.items() if alone and node.op == "call_function"}
+    numbers = {node for node in free if isinstance(node.meta.get("val"), int)}
+    return free, numbers | {node for node, alone in weights.items() if alone and node.op == "call_function"}
 
 
 def _readers(node: fx.Node, free: set[fx.Node]) -> Iterable[fx.Node]:

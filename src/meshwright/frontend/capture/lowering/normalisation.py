@@ -98,6 +98,21 @@ def batch_norm_without_statistics(
     return batch_norm(site, x, weight, bias, None, None, True, momentum, eps), None, None
 
 
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_frozen(
+    site: Site,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """What torch calls a layer in evaluation beside others that train."""
+    return batch_norm(site, x, weight, bias, running_mean, running_var, False, momentum, eps), None, None
+
+
 @lowers(aten.group_norm.default)
 def group_norm(
     site: Site,
