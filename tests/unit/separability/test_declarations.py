@@ -177,3 +177,13 @@ def test_a_pin_that_cuts_it_all_the_same_is_refused() -> None:
         planned("micro=2")
     (found,) = caught.value.diagnostics
     assert found.code == "E0436" and "samples couple in test_batch_norm.py:" in found.message
+
+
+def test_a_preset_takes_what_the_page_says() -> None:
+    program = classifier().program
+    made = preset("fsdp=2,separability=encoder.*.norm=global;loss.py:31=per-microbatch,micro=2", program)
+    assert {d.pattern: d.meaning for d in made.separability} == {
+        "encoder.*.norm": "global",
+        "loss.py:31": "per microbatch",
+    }
+    assert made.microbatches == 2

@@ -62,7 +62,8 @@ def words_of(text: str, ranks: int | None = None) -> Words:
 
 def _take(word: str, text: str) -> tuple[str, str]:
     """The text without the word ``word=...``, and what it says; empty if it is not there."""
-    found = re.search(rf"(?:^|(?<=,))\s*{word}\s*=\s*([\w-]+)\s*(?:,|$)", text)
+    said = r"[^,]+?" if word == "separability" else r"[\w-]+"  # patterns of names have dots, stars and semicolons
+    found = re.search(rf"(?:^|(?<=,))\s*{word}\s*=\s*({said})\s*(?:,|$)", text)
     if found is None:
         return text, ""
     rest = (part.strip(" ,") for part in (text[: found.start()], text[found.end() :]))
