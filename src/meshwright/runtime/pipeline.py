@@ -111,7 +111,7 @@ class _Passes:
         self.executor, self.feed, self.key = executor, feed, key
         self.room = executor._room
         self.values: dict[tuple[int, int, str], Tensor] = {}
-        """By microbatch, stage that made it, and name: what passes have made and others, or other ranks, will still read."""
+        """By microbatch, stage that made it, and name: what passes have made and others, or other ranks, still read."""
         self.left: dict[int, Counter[tuple[int, str]]] = {}
         """By microbatch, stage that made it, and name: how many readers are left."""
         # what a microbatch that waits in a round reads may lie in the memory of a gradient that it has given already
